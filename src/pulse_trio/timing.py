@@ -229,10 +229,20 @@ def _fields_of(expression: object) -> str:
     try:
         never = next(CronSim(text, EPOCH), None) is None
     except CronSimError as error:
+        if str(error) == "Bad day-of-month" and _is_cron([*parts[:-2], "*", parts[-1]]):
+            raise ConfigurationError(f"{what} never comes: no month {parts[-2]} has a day {parts[-3]}.") from None
         raise ConfigurationError(_bad_field(what, parts, str(error))) from None
     if never:
         raise ConfigurationError(f"{what} never comes.")
     return text
+
+
+def _is_cron(parts: list[str]) -> bool:
+    try:
+        CronSim(" ".join(parts), EPOCH)
+    except CronSimError:
+        return False
+    return True
 
 
 def _bad_field(what: str, parts: list[str], error: str) -> str:

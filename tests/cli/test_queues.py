@@ -164,7 +164,7 @@ async def test_limits_are_changed_one_by_one_and_taken_away(command: Command, ds
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("pause",), "Say what to pause: a queue, or kind=... for one kind."),
+        (("pause",), "Say what to pause: a queue, or one kind (kind=..., --kind)."),
         (("pause", "mail", "--kind", "greet"), "Say what to pause"),
         (("resume", "no spaces"), "not valid"),
         (("limit", "mail"), "Say what to limit"),

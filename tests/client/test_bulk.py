@@ -18,6 +18,7 @@ from pulse_trio import (
     UsageError,
     open_client,
 )
+from pulse_trio.postgres import TrioConnection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -74,6 +75,19 @@ async def test_a_source_that_breaks_leaves_nothing(source: Any, dsn: str, window
     assert stored(window) == []
 
 
+@pytest.mark.parametrize("count", [2, COUNT])
+async def test_a_progress_that_raises_leaves_nothing(count: int, dsn: str, window: Window) -> None:
+    def broken(_: int) -> None:
+        raise SourceBrokeError
+
+    async with open_client(dsn) as client:
+        with pytest.raises(SourceBrokeError):
+            await client.enqueue_many(stream(count), progress=broken)
+    with pytest.raises(SourceBrokeError):
+        SyncClient(dsn).enqueue_many(stream(count), progress=broken)
+    assert stored(window) == []
+
+
 @pytest.mark.parametrize("source", [stream, async_stream])
 async def test_a_source_that_breaks_leaves_whole_chunks_and_says_which(source: Any, dsn: str, window: Window) -> None:
     async with open_client(dsn) as client:
@@ -122,6 +136,47 @@ async def test_what_is_no_request_is_refused(requests: Any, dsn: str, window: Wi
     with pytest.raises(InvalidArguments, match="enqueue_many takes"):
         SyncClient(dsn).enqueue_many(requests)
     assert stored(window) == []
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_jobs_that_come_first_on_a_callers_connection_are_in_its_transaction(
+    keyed: bool, dsn: str, window: Window, anyio_backend: str
+) -> None:
+    """Without autocommit a transaction begins with its first statement, and the caller ends it."""
+    numbers = number.options(unique_key="the key") if keyed else number
+    connecting = TrioConnection if anyio_backend == "trio" else psycopg.AsyncConnection
+    connection: psycopg.AsyncConnection[Any] = await connecting.connect(dsn)
+    async with open_client(dsn) as client, connection:
+        using = client.using(connection)
+        await using.enqueue_many([numbers.request(1)])
+        await connection.rollback()
+        assert stored(window) == []
+        # A refused one leaves the transaction usable, which has begun.
+        with pytest.raises(InvalidArguments):
+            await using.enqueue_many([JobRequest(kind="number", args="[]")])
+        assert await using.jobs() == []
+        (kept,) = await using.enqueue_many([numbers.request(2)])
+        assert stored(window) == []
+        await connection.commit()
+        assert stored(window) == [(kept.id, 2)]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_blocking_client_leaves_the_callers_transaction_to_the_caller_too(
+    keyed: bool, dsn: str, window: Window
+) -> None:
+    numbers = number.options(unique_key="the key") if keyed else number
+    with psycopg.connect(dsn) as connection:
+        using = SyncClient(connection)
+        using.enqueue_many([numbers.request(1)])
+        connection.rollback()
+        assert stored(window) == []
+        with pytest.raises(InvalidArguments):
+            using.enqueue_many([JobRequest(kind="number", args="[]")])
+        assert using.jobs() == []
+        (kept,) = using.enqueue_many([numbers.request(2)])
+        assert stored(window) == []
+    assert stored(window) == [(kept.id, 2)]
 
 
 async def test_chunks_are_refused_where_they_cannot_be(dsn: str) -> None:

@@ -6,8 +6,12 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -90,6 +94,14 @@ def is_a_socket(descriptor: int) -> bool:
         return False
 
 
+def left(what: str) -> str:
+    if what.endswith("raise"):
+        raise ValueError("the reason")
+    if what.endswith("die"):
+        os._exit(7)
+    return "left"
+
+
 @handlers.job(name="process", runs="process")
 def in_process(job: Job, what: str, ear: str) -> Any:
     if what == "deaf":
@@ -106,9 +118,19 @@ def in_process(job: Job, what: str, ear: str) -> Any:
         for line in filter(is_a_socket, map(int, os.listdir("/proc/self/fd"))):
             with suppress(OSError):
                 os.write(line, b"x" * 60_000_000)
+    elif what.startswith("leave a process"):
+        sleeping = subprocess.Popen(["sleep", "600"]).pid
+        Path(ear).write_text(str(sleeping))
+        return left(what)
+    elif what.startswith("leave an orphan"):
+        Path(ear).write_text(subprocess.check_output(["sh", "-c", "sleep 600 > /dev/null & echo $!"], text=True))
+        return left(what)
+    elif what == "share":
+        with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+            return [pool.submit(abs, -1).result(), os.getpid()]
     elif what == "who":
         return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
-    elif what != "wait":
+    elif not what.startswith("wait"):
         return at_once(what)
     try:
         # Inside: the signal may come as soon as the test has heard it.
@@ -116,6 +138,8 @@ def in_process(job: Job, what: str, ear: str) -> Any:
         while True:
             sum(range(1000))
     finally:
+        if what == "wait, then say":
+            trio.run(job.progress, 1.0)
         tell(ear, "ended", job)
 
 

@@ -5,9 +5,11 @@ The table of docs/explanation/handler-kinds.md, cell by cell, and what each kind
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
+import sys
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,14 @@ import trio
 from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.observe import FenceLost, LeaseUnproven, TasksLeftBehind
 from pulse_trio.states import storable
+from pulse_trio.worker.jobs.kinds import in_process
 from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
 from pulse_trio.worker.jobs.running_job import RunningJob
 from support import kinds_app
 from support.stage import Stage, parts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
     from pathlib import Path
 
     from pulse_trio import Worker
@@ -206,6 +209,28 @@ async def test_a_cancelled_program_ends_the_handler(kind: str, stage: Stage, ear
         nursery.cancel_scope.cancel()
     assert (await ear.hear("ended"))["reason"] == "shutdown"
     assert stage.database.state(job_id) == "available"
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [*((kind, "wait") for kind in CAN_BE_CANCELLED), ("process", "wait, then say")]
+)
+async def test_a_cancelled_scope_of_a_middleware_ends_the_handler_and_not_the_job(
+    kind: str, what: str, stage: Stage, ear: Ear
+) -> None:
+    own = trio.CancelScope()
+
+    @stage.handlers.middleware
+    async def answering(job: Job, call: Callable[[], Awaitable[Any]]) -> Any:
+        with own:
+            return await call()
+        return f"{job.cancel_reason}: the middleware's answer"
+
+    async with running(stage, ear, kind, what) as (_, job_id):
+        own.cancel()
+        assert (await ear.hear("ended"))["reason"] is None
+        await settled(stage)
+    assert stage.outcomes() == ["completed"]
+    assert stage.database.jobs[job_id].result == '"None: the middleware\'s answer"'
 
 
 @pytest.mark.parametrize(("what", "reason"), [("timeout", "timeout"), ("cancel", "user"), ("shutdown", "shutdown")])
@@ -685,6 +710,35 @@ async def test_no_process_outlives_its_worker(stage: Stage) -> None:
     assert not is_alive(json.loads(job.result)[5])
 
 
+@pytest.mark.parametrize("how", ["", ", raise", ", die"])
+@pytest.mark.parametrize("what", ["leave a process", "leave an orphan"])
+async def test_no_process_that_a_handler_has_started_outlives_its_job(
+    what: str, how: str, stage: Stage, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    async with stage.working(**but(process_slots=1)):
+        job_id = stage.enqueue("process", what=what + how, ear=str(started), max_attempts=1)
+        await settled(stage)
+        # It was killed before the outcome was written, and is gone as soon as the system has collected it.
+        await until(lambda: not is_alive(int(started.read_text())))
+        stage.store.settled.clear()
+        # The next job has another process.
+        other = stage.enqueue("process", what="succeed", ear="")
+        await settled(stage)
+    expected = {"": "completed", ", raise": "dead", ", die": "dead"}
+    assert stage.database.state(job_id) == expected[how]
+    assert stage.database.state(other) == "completed"
+
+
+async def test_the_helpers_of_multiprocessing_stay_as_long_as_the_process(stage: Stage) -> None:
+    jobs = [stage.enqueue("process", what="share", ear="") for _ in range(2)]
+    with trio.fail_after(WITHIN):
+        await stage.burst(**but(process_slots=1))
+    first, second = (json.loads(stage.database.jobs[job_id].result or "") for job_id in jobs)
+    assert first == second
+    assert first[0] == 1
+
+
 async def test_what_a_service_manager_sends_to_every_process_is_not_for_a_handler(stage: Stage, ear: Ear) -> None:
     stage.enqueue("process", what="wait", ear=ear.path)
     async with stage.working(**SETTINGS) as worker:
@@ -710,6 +764,118 @@ async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_han
             held.cancel("user")
         await until(lambda: stage.database.state(waiting) != "running")
     assert stage.database.state(waiting) == "completed"
+
+
+SLOW = """
+import os
+
+def work() -> int:
+    return os.getpid()
+
+if os.getpid() != int(os.environ["WORKER"]):
+    open(os.environ["BEGUN"], "w").close()
+    with open(os.environ["GO_ON"]) as line:
+        exec(line.readline())
+"""
+
+
+class SlowModule:
+    """A module with the handler `work`. A child that imports it waits in it for what the test says, and executes that."""
+
+    def __init__(self, stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "slow_module.py").write_text(SLOW)
+        os.mkfifo(folder / "go_on")
+        self._begun = folder / "begun"
+        # Open at both ends, so that no one waits for the other.
+        self._line = os.open(folder / "go_on", os.O_RDWR)
+        monkeypatch.setenv("WORKER", str(os.getpid()))
+        monkeypatch.setenv("BEGUN", str(self._begun))
+        monkeypatch.setenv("GO_ON", str(folder / "go_on"))
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "slow_module", raising=False)
+        stage.handlers.job(runs="process")(importlib.import_module("slow_module").work)
+
+    async def is_imported(self) -> None:
+        """Waits until a child imports it."""
+        await until(self._begun.exists)
+        self._begun.unlink()
+
+    def say(self, statement: str) -> None:
+        os.write(self._line, f"{statement}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._line)
+
+
+@pytest.fixture
+def slow(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[SlowModule]:
+    slow = SlowModule(stage, tmp_path, monkeypatch)
+    yield slow
+    slow.close()
+
+
+async def test_the_timeout_of_a_job_begins_when_its_process_has_imported_the_handler(
+    stage: Stage, slow: SlowModule
+) -> None:
+    job_id = stage.enqueue("work", timeout=2)
+    async with stage.working(**SETTINGS):
+        await slow.is_imported()
+        await trio.sleep(2.1)
+        slow.say("pass")
+        await settled(stage)
+    assert stage.outcomes() == ["completed"]
+    assert stage.database.state(job_id) == "completed"
+
+
+async def test_an_import_that_does_not_end_fails_the_attempt(
+    stage: Stage, slow: SlowModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_process, "_LONGEST_START", 2.0)
+    job_id = stage.enqueue("work", timeout=0.1, max_attempts=1)
+    async with stage.working(**SETTINGS):
+        await slow.is_imported()
+        await settled(stage)
+    assert stage.outcomes() == ["failed"]
+    error = stage.database.jobs[job_id].error or ""
+    assert error.startswith("TimeoutError: the handler's process had not imported slow_module after 2 s")
+
+
+async def test_what_an_import_in_a_process_raises_fails_the_attempt_and_the_next_imports_again(
+    stage: Stage, slow: SlowModule
+) -> None:
+    jobs = [stage.enqueue("work", max_attempts=1) for _ in range(2)]
+    async with stage.working(**but(process_slots=1)):
+        for statement in ("raise LookupError('not here')", "pass"):
+            await slow.is_imported()
+            slow.say(statement)
+        await until(lambda: len(stage.store.settled) == 2)
+    assert [stage.database.state(job_id) for job_id in jobs] == ["dead", "completed"]
+    assert (stage.database.jobs[jobs[0]].error or "").startswith("LookupError: not here")
+
+
+async def test_a_process_that_the_module_has_started_stays_as_long_as_its_process(
+    stage: Stage, slow: SlowModule, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    jobs = [stage.enqueue("work") for _ in range(2)]
+    async with stage.working(**but(process_slots=1)):
+        await slow.is_imported()
+        slow.say(f"import subprocess; open({str(started)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
+        await until(lambda: len(stage.store.settled) == 2)
+        helper = int(started.read_text())
+        assert is_alive(helper)
+    assert len({stage.database.jobs[job_id].result for job_id in jobs}) == 1
+    await until(lambda: not is_alive(helper))
+
+
+async def test_a_job_can_be_cancelled_while_its_process_imports_the_handler(stage: Stage, slow: SlowModule) -> None:
+    job_id = stage.enqueue("work")
+    async with stage.working(**SETTINGS) as worker:
+        await slow.is_imported()
+        cancel(worker)
+        await settled(stage)
+    assert stage.outcomes() == ["cancelled"]
+    assert stage.database.state(job_id) == "cancelled"
 
 
 def is_alive(pid: int) -> bool:

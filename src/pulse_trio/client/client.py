@@ -144,8 +144,8 @@ class Client:
 
         The requests may be any iterable or async iterable, and are never held all at once. With `chunk`, each chunk of that
         many is a separate transaction. `progress` is called with the number written so far, after each slice (each chunk).
-        Raises what `enqueue` does, and what the iterable raises; nothing was written then. If chunks were already committed,
-        it raises `PartlyEnqueued` from that error instead.
+        Raises what `enqueue` does, and what the iterable or `progress` raises; nothing was written then. If chunks were already
+        committed, it raises `PartlyEnqueued` from that error instead.
         """
         check_chunk(chunk, in_callers_transaction=self._is_callers)
         with enqueuing(self._traces) as span:
@@ -269,7 +269,8 @@ class Client:
     ) -> list[operations.JobRecord]:
         """Jobs, newest first, filtered as `JobFilter` says; the next page is the one `before` the last id of this.
 
-        Raises `TookTooLong` when the query takes longer than `timeout` seconds.
+        Raises `TookTooLong` when the query takes longer than `timeout` seconds, and `ConfigurationError` for a filter that does
+        not exist.
         """
         return await self._run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 

@@ -136,7 +136,8 @@ async def write_stream(
                 else:
                     done = await to.write(first)
                 await _join(to, batch, done)
-            answers.put(places, done)
+                # Before the COMMIT, as of a call of several slices: if `progress` raises, nothing is written.
+                answers.put(places, done)
             break
         except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
             await anyio.sleep(tries.pause(error))
@@ -206,7 +207,7 @@ def write_stream_sync(
                     done = to.run(new_jobs.enqueue_many(first, codec, one_by_one=tries.one_by_one))
                 else:
                     done = to.write(first)
-            answers.put(places, done)
+                answers.put(places, done)
             break
         except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
             time.sleep(tries.pause(error))

@@ -7,7 +7,7 @@ from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .middleware import Middleware
 from .names import check_queue, check_text
-from .options import OPTION_NAMES, Defaults, encode_options, given_options, request_of
+from .options import OPTION_NAMES, Defaults, encode_options, given_options, no_such, request_of
 from .payloads import refuse_losses
 from .registry import Handlers
 from .resources import INJECTED, BuiltIn, Resource, Resources, Source
@@ -66,6 +66,7 @@ __all__ = [
     "encode_result",
     "given_options",
     "hooks_json",
+    "no_such",
     "parse_rate",
     "queue_lease",
     "queue_limits",

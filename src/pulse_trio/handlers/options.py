@@ -211,14 +211,19 @@ def _check_moment(name: str, moment: object) -> None:
         raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
 
 
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """The message about a name that is not among the known options, filters or the like, with what was probably meant."""
+    near = difflib.get_close_matches(name, known := sorted(known), n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"The {what}s are: {', '.join(known)}."
+    return f"There is no {what} {name!r}. {hint}"
+
+
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
     """Options for `Defaults`, from the caller's: None means not given, a duration may be a `timedelta`, and `run_at` may be
     called `at`. Raises `ConfigurationError` for an unknown option; `also` has further names that the caller accepts."""
     known = OPTION_NAMES.union(also)
     for name in options.keys() - OPTION_NAMES:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" The options are: {', '.join(sorted(known))}."
-        raise ConfigurationError(f"There is no option {name!r}.{hint}")
+        raise ConfigurationError(no_such("option", name, known))
     given = {name: value for name, value in options.items() if value is not None}
     if also and "child_key" in given:
         raise ConfigurationError("child_key names one child: give it to Handler.options, where the child is started.")

@@ -8,7 +8,7 @@ order, so that a name which could be both is an error at import and no surprise 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -121,6 +121,11 @@ class Resources:
         """The parameters of a handler that ask for resources are no arguments of its jobs. Raises `ConfigurationError`."""
         asked = self.asked_by(f"Handler {signature.kind!r}", signature.every, signature.hints, runs)
         signature.leave_out(asked.keys() | {p.name for p in signature.every if p.default is INJECTED})
+
+    def opened_beside(self, asked: Container[Source]) -> list[Resource]:
+        """The resources that a worker opens although neither its handlers nor their middleware ask for them: for what they
+        do."""
+        return [resource for resource in self if resource not in asked]
 
     def missing(self, parameters: Iterable[inspect.Parameter], asked: Mapping[str, Source]) -> list[str]:
         """The parameters that ask for a resource, as `INJECTED` says, which no one has declared."""

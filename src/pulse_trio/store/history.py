@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ..codec import coded_result
-from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
-from ..handlers import check_queue, encode_result
+from ..errors import ConfigurationError, InvalidArguments, InvalidTransition, UnknownJob, UsageError
+from ..handlers import check_queue, encode_result, no_such
 from ..states import State, storable
 from .arrays import numbers, texts
 from .operations import Query, missing, places_of, record_of, unfinished_clean_ups, unmoved
@@ -90,7 +91,7 @@ def jobs(
 ) -> Operation[list[JobRecord]]:
     """Lists jobs, newest first; for the next page pass the last id of this one as `before`. `timeout` in seconds.
 
-    Raises `TookTooLong`, `UsageError` for an unknown worker.
+    Raises `TookTooLong`, `UsageError` for an unknown worker, `ConfigurationError` for a filter that does not exist.
     """
     pages = yield from pages_of(chosen, limit=limit, before=before, timeout=timeout)
     found: list[JobRecord] = []
@@ -153,6 +154,9 @@ def matching(
 def _matching(
     chosen: JobFilter, *, limit: int | None, before: int | None, timeout: float | None, sizes: bool
 ) -> Operation[Sequence[Row]]:
+    # A filter that nobody reads would choose every job.
+    for name in sorted(chosen.keys() - JobFilter.__optional_keys__):
+        raise ConfigurationError(no_such("filter", name, JobFilter.__optional_keys__))
     workers = yield from sessions_named(chosen.get("worker"))
     parameters: dict[str, Any] = {
         "state": state_named(chosen.get("state")),
@@ -179,6 +183,8 @@ def state_named(given: State | str | None) -> str | None:
 
 def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
     """A moment, or a time span before now by the database's clock."""
+    if not isinstance(cast("object", given), (datetime, timedelta, NoneType)):
+        raise InvalidArguments(f"{name} is a datetime with its offset, or a timedelta before now, got {given!r:.200}.")
     if isinstance(given, datetime) and given.tzinfo is None:
         raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")
     ago = given if isinstance(given, timedelta) else None

@@ -98,7 +98,7 @@ def resume(queue: str | None = None, *, kind: str | None = None) -> Operation[bo
 
 def _about(verb: str, queue: str | None, kind: str | None) -> Query:
     if (queue is None) == (kind is None):
-        raise UsageError(f"Say what to {verb}: a queue, or kind=... for one kind.")
+        raise UsageError(f"Say what to {verb}: a queue, or one kind (kind=..., --kind).")
     if queue is not None:
         return Query(f"{verb}_queue", {"queue": check_queue(queue)})
     return Query(f"{verb}_kind", {"kind": check_text("kind", kind or "", 256)})

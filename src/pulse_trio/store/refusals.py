@@ -17,6 +17,7 @@ from ..errors import (
 )
 from .disk_full import disk_full
 from .rights import remedy
+from .together import together, together_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -81,11 +82,11 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
 
 @asynccontextmanager
 async def transaction(connection: psycopg.AsyncConnection[Any], schema: str) -> AsyncGenerator[None]:
-    """psycopg's transaction, whose own BEGIN and COMMIT fail with our errors too. An error of the body is left alone: it may
+    """As `together`; and its own BEGIN and COMMIT fail with our errors too. An error of the body is left alone: it may
     be of the caller's iterable, which may read another database."""
     inner: BaseException | None = None
     try:
-        async with connection.transaction():
+        async with together(connection):
             try:
                 yield
             except BaseException as error:
@@ -102,7 +103,7 @@ def transaction_sync(connection: psycopg.Connection[Any], schema: str) -> Genera
     """The same on a blocking connection."""
     inner: BaseException | None = None
     try:
-        with connection.transaction():
+        with together_sync(connection):
             try:
                 yield
             except BaseException as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..jobs import CancelReason
     from ..states import State
+    from .given_resources import GivenResources
     from .memory.one_job import OneClaim
     from .memory.rows import MemoryJob
     from .memory.time_of_tree import JobsTime
@@ -46,8 +47,10 @@ class ChildRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a test gives to a durable handler: the kinds of children that have results instead of running, and events."""
+    """What a test gives: its resources; and to a durable handler the kinds of children that have results instead of running,
+    and events."""
 
+    resources: GivenResources
     stubs: frozenset[str] = frozenset()
     events: Sequence[tuple[str, Any]] = ()
 

@@ -16,6 +16,7 @@ from .durable_runs import ChildRun, StepRun
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from ..jobs import JobRequest
     from .memory import MemoryJob
 
 
@@ -44,6 +45,9 @@ class JobRun:
     """Of a durable handler: the steps that it remembers, in order."""
     children: list[ChildRun] = field(default_factory=list[ChildRun])
     """Of a durable handler: what it started in durable nurseries, in order."""
+    enqueued: list[JobRequest] = field(default_factory=list["JobRequest"])
+    """What was enqueued with the client that the handler (its middleware, a child) asks for, in order, as
+    `handler.request(...)` makes it."""
     waits_for: str | None = None
     """What a suspended job waits for that nothing brought: "the event 'approved'"."""
 

@@ -23,6 +23,7 @@ from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
 from .blocked import Limit, ending_blocks
 from .durable_runs import Given, Resuming, children_of, encoded_events, steps_of
+from .given_resources import GivenResources
 from .job_runs import JobRun, logged, run_of
 from .memory import EPOCH, MemoryDatabase, unavailable
 from .memory.one_job import OneClaim
@@ -34,6 +35,7 @@ from .suspended import suspending_at_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
+    from ..errors import ResourceFailed, ResourceLost
     from ..jobs import CancelReason, Claim, JobRequest
     from ..worker import Worker
     from ..worker.building import Parts
@@ -63,6 +65,7 @@ async def run_job(
     handlers: Handlers | None = None,
     children: Mapping[Handler[..., Any] | str, Any] | None = None,
     events: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+    resources: Mapping[str | type[Any], Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> JobRun:
@@ -81,6 +84,8 @@ async def run_job(
         children: for a durable handler, what children come to instead of running: by handler or kind a result, an exception,
             or a function of the child's arguments. The others run in place, with `handlers`, to their end.
         events: for a durable handler, what is sent to its job before it begins: payloads by name, or pairs of both.
+        resources: what is given in the place of resources, which then are not opened: by name, or by the type that is asked for
+            (as `Client`). Of the others, those that other handlers of the registry ask for are not opened either.
         settings: the worker's, by name.
 
     The other keywords are the handler's arguments. The attempt's time is Trio's: with pytest-trio's `autojump_clock` nothing
@@ -88,12 +93,14 @@ async def run_job(
     top, as in production, and its steps are remembered. Under asyncio the worker runs in a thread, with a Trio of its own.
 
     Raises `InvalidArguments` if the arguments do not fit, and `TimeoutError`, which names the handler, if it has not ended
-    `within` seconds; it has been cancelled then. Raises `HandlerStuck` if it did not end when it was cancelled.
+    `within` seconds; it has been cancelled then. Raises `HandlerStuck` if it did not end when it was cancelled, and
+    `ResourceFailed`, from the resource's own exception, if a resource cannot be opened: the handler has not begun then.
     """
     asked = _asked(handler, args, kwargs, handlers, children, events)
     cancellation = _Cancellation(cancel_after, cancel_reason, cancel_message)
-    run = _OneAttempt(asked, attempt, cancellation, within, alone=handlers is None)
-    run.given = Given(frozenset(kind_of(child) for child in children or ()), events_of(events))
+    stubs = frozenset(kind_of(child) for child in children or ())
+    given = Given(GivenResources(asked[0], resources), stubs, events_of(events))
+    run = _OneAttempt(asked, attempt, cancellation, within, given, alone=handlers is None)
     if sniffio.current_async_library() == "trio":
         return await run.run(settings or {})
     return await anyio.to_thread.run_sync(lambda: trio.run(run.run, settings or {}))
@@ -186,7 +193,7 @@ class _Worker(MemoryWorker):
         super().__init__(*args, **given)
         self.said: list[tuple[float, str | None]] = []
 
-    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> None:
+    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> ResourceFailed | ResourceLost | None:
         progress = parts.services.progress
         say = progress.say
 
@@ -195,7 +202,7 @@ class _Worker(MemoryWorker):
             say(claim, fraction, message)
 
         progress.say = keep
-        await super()._live(parts, task_status)
+        return await super()._live(parts, task_status)
 
 
 class _OneAttempt:
@@ -205,6 +212,7 @@ class _OneAttempt:
         attempt: int,
         cancellation: _Cancellation,
         within: float,
+        given: Given,
         *,
         alone: bool,
         time: JobsTime | None = None,
@@ -213,7 +221,7 @@ class _OneAttempt:
             raise ValueError(f"attempt is a number from 1 on, got {attempt!r}")
         self._is_alone = alone
         self._handlers, self._request = asked
-        self.given = Given()
+        self._given = given
         self._settings: Mapping[str, Any] = {}
         self._worker: _Worker | None = None
         self._child_failed: Exception | None = None
@@ -243,8 +251,8 @@ class _OneAttempt:
                 failure.add_note(WITHOUT_REGISTRY)
             raise failure
         run, tree = run_of(job, worker.said, log, watch.exception, self._waits_for), worker.memory.tree
-        steps = steps_of(tree, self._request.kind, self._handlers.codec)
-        return replace(run, steps=steps, children=children_of(tree))
+        steps, enqueued = steps_of(tree, self._request.kind, self._handlers.codec), self._given.resources.enqueued
+        return replace(run, steps=steps, children=children_of(tree), enqueued=enqueued.requests)
 
     def _prepared(self, settings: Mapping[str, Any], job_id: int) -> tuple[_Worker, MemoryJob, _Watch]:
         self._settings = settings
@@ -259,9 +267,14 @@ class _OneAttempt:
         store = OneClaim(database, self._play)
         store.epoch_offset = self._time.of_tree.offset
         self._time.tree = store.tree
-        store.tree.job, store.tree.events = job, encoded_events(self.given.events, self._handlers.codec, job.id)
+        store.tree.job, store.tree.events = job, encoded_events(self._given.events, self._handlers.codec, job.id)
         self._worker = worker = _Worker(
-            self._handlers, database, memory=store, instruments=instruments, log=False, **given
+            self._given.resources.around(self._handlers, job.kind),
+            database,
+            memory=store,
+            instruments=instruments,
+            log=False,
+            **given,
         )
         return worker, job, watch
 
@@ -288,7 +301,7 @@ class _OneAttempt:
 
     async def _play_in(self, child: MemoryChild, time: JobsTime) -> None:
         kind = child.request.kind
-        first = child.request.max_attempts if kind in self.given.stubs else 1
+        first = child.request.max_attempts if kind in self._given.stubs else 1
         try:
             if kind not in self._handlers:
                 raise InvalidArguments(
@@ -301,10 +314,10 @@ class _OneAttempt:
                     attempt,
                     _NOT_CANCELLED,
                     self._within,
+                    Given(self._given.resources, self._given.stubs),
                     alone=self._is_alone,
                     time=time,
                 )
-                one.given = Given(self.given.stubs)
                 worker, job, watch = one._prepared(self._settings, child.id)
                 if (failure := await one._live(worker, job, watch)) is not None:
                     raise failure

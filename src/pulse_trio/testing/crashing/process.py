@@ -31,8 +31,9 @@ from ...trio_internals import forget, opened_by, put_between, waits_for_children
 from ...worker.diagnosis.stack import await_frames
 from ...worker.jobs.children import Children
 from ...worker.jobs.kinds.asyncio_thread import LoopThread
+from ...worker.jobs.kinds.child_seen import ChildProcess
 from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
-from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
+from ...worker.jobs.kinds.in_process import ProcessCalls
 from ...worker.jobs.kinds.threads import Threads
 from ...worker.jobs.running_job import HEARTBEAT
 from .durable import stands_in_a_call

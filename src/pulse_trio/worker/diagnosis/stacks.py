@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ...errors import DatabaseUnavailable
+from ...postgres import reconnect_delay
 from ...ration import Ration
 from ...states import storable
 from ..signal import Signal
@@ -65,7 +66,7 @@ class Stacks:
 
     async def run(self) -> None:
         """Answers until cancelled."""
-        ration = Ration()
+        ration, failures = Ration(), 0
         while True:
             await self._news.wait()
             sessions = {job.claim.session for job in self._jobs.held} | {self._store.sessions.current}
@@ -74,8 +75,12 @@ class Stacks:
                 for request, session, job_id in asked:
                     await self._store.requests.answer_stack(request, session, self._answer(session, job_id))
             except DatabaseUnavailable:
-                # `Reports` uses the same connection and reports the outage.
+                # Most often a connection that was lost while nobody used it. `Reports` uses it too, and reports an outage.
+                self._news.give()
+                await trio.sleep(reconnect_delay(failures))
+                failures += 1
                 continue
+            failures = 0
             ration.looked(found=bool(asked))
             await trio.sleep(ration.pause)
 

@@ -3,7 +3,7 @@
 A request reaches the worker by notification within milliseconds, or else with the job's next beat; whichever comes second has
 no effect. **A notification is a hint to look, never an order**: every role that can connect can send one, so it only says which
 job's row to read. The row and its ledger decide. The worker reads rows only for jobs that run here, all of them in one
-statement.
+statement, and again if the database did not answer.
 
 A notification may also come before its job does, when the job is cancelled while the reply to its claim is on the way. The
 worker keeps the id for a while, and reads the row when the job begins.
@@ -88,7 +88,7 @@ class Cancellations:
             nursery.start_soon(self._record)
 
     async def _look(self) -> None:
-        ration, expected = Ration(), self._jobs.expected
+        ration, expected, failures = Ration(), self._jobs.expected, 0
         while True:
             with trio.CancelScope(deadline=self._forget_at):
                 await self._jobs.expected.news.wait()
@@ -105,8 +105,14 @@ class Cancellations:
                 requested = await self._store.requested(sorted({fence[0] for fence in meant}))
                 gone = await self._gone([fence for fence in meant if fence not in requested])
             except DatabaseUnavailable:
-                # `Heartbeats` uses the same connection and reports the outage. When it is back, the beats bring the requests.
+                # Most often this connection was lost while nobody used it, and the next look has a new one: the listener's
+                # says nothing of this one. `Heartbeats` uses it too, and reports an outage.
+                self._heard |= {fence[0] for fence in meant}
+                self._jobs.expected.news.give()
+                await trio.sleep(reconnect_delay(failures))
+                failures += 1
                 continue
+            failures = 0
             for fence, request in requested.items():
                 if fence in meant:
                     self.reach(meant[fence], request)

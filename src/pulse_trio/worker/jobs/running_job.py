@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...states import options_of
-from ...trio_internals import innermost_scope
+from ...trio_internals import innermost_scope, is_cancelled_around
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
 from .cleanup import CleanUp
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .common import Attempt, Common
     from .job_states import JobState
     from .own_run import OwnRun
-
-_NEVER = math.inf
 
 Fence = tuple[int, int, int]
 """(job id, attempt, session): what every write about a running job must match."""
@@ -96,8 +94,7 @@ class RunningJob:
         self.call = call
         self.state: JobState = CLAIMED
         """Only the job table changes it."""
-        self.task: trio.lowlevel.Task | None = None
-        """The Trio task that runs it."""
+        self.task: trio.lowlevel.Task | None = None  # that runs it
         self.stuck: str | None = None
         """The error that is reported of a handler that did not end when it was cancelled."""
         self.sent = sent
@@ -106,7 +103,7 @@ class RunningJob:
         self.lease_deadline = sent + terms.proven_for
         self.beat_due = sent + terms.heartbeat
         self.timeout_deadline = sent + common.timeout
-        self.job_deadline = _NEVER
+        self.job_deadline = math.inf
         self.ended = False
         """Whether the runner has finished with it."""
         self.asked = False
@@ -334,21 +331,26 @@ class RunningJob:
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
-    def take_cancellation(self) -> CancelReason:
-        """A cancellation has reached the call of a handler. If no deadline or request of the job's own caused it, it is the
-        worker's."""
-        self.reason = self.reason or self._reason_of_deadline(trio.current_time()) or "shutdown"
+    def take_cancellation(self) -> CancelReason | None:
+        """A cancellation has reached the call of a handler. Returns the job's reason; or the worker's, if something around the
+        job is cancelled; or None: only a scope inside of the job is, such as a middleware's."""
+        self.reason = self.reason or self._reason_of_deadline(trio.current_time())
+        nursery = self.scope_nursery
+        if self.reason is None and (nursery is None or is_cancelled_around(nursery.cancel_scope)):
+            self.reason = "shutdown"
         return self.reason
 
     @contextmanager
     def time_stopped(self) -> Generator[None]:
-        """The handler waits for a slot: its timeout begins at the end of the block."""
+        """The handler waits for a slot: its timeout begins at the end of the block, however that ends."""
         limit = self.timeout_deadline - self.sent
         self.timeout_deadline = math.inf
         self._deadline_moved()
-        yield
-        self.timeout_deadline = trio.current_time() + limit
-        self._deadline_moved()
+        try:
+            yield
+        finally:
+            self.timeout_deadline = trio.current_time() + limit
+            self._deadline_moved()
 
     def _deadline_moved(self) -> None:
         if self.scope_nursery is not None:

@@ -107,9 +107,8 @@ class WorkerResources:
             what = f"The middleware {each.name}"
             self._by_middleware[each] = self._given_to(what, each.parameters, each.hints, "trio", ())
         used = {instance.source for instance in self._instances.values()}
-        for resource in handlers.resources:
-            if resource not in used:
-                self._instance(resource, resource.runs or "trio")
+        for resource in handlers.resources.opened_beside(used):
+            self._instance(resource, resource.runs or "trio")
 
     # Which, where, in which order
 
@@ -269,7 +268,7 @@ class WorkerResources:
         said = storable("; ".join(told))[:2000]
         if not instance.is_open:
             detail = "\n".join(error_text(error).splitlines()[-_LINES:])
-            raise ResourceFailed(f"{instance.title} failed when it was opened: {said}", detail)
+            raise ResourceFailed(f"{instance.title} failed when it was opened: {said}", detail) from error
         if instance.closing.is_set():
             logger.error("%s failed when it was closed; no job is affected: %s", instance.title, said)
         else:

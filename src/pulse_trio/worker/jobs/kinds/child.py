@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 LEAVE = signal.SIGUSR2
 LOG_VARIABLE = "PULSE_TRIO_CHILD_LOG"
 """The level from which the worker wants the log records of handlers; not set where the program configures logging itself."""
+_PR_SET_CHILD_SUBREAPER = 36
+_ZOMBIES = 32
+"""Processes that have ended and that nobody has waited for; with more of them this process is replaced."""
 _NAME, _MESSAGE = 200, 65_536
 """Characters of a logger's name, and of a message or a traceback, that cross to the worker."""
 
@@ -56,6 +60,8 @@ class ChildRuntime:
         self._say = say
         self.cancel_reason: CancelReason | None = None
         self.cancel_message: str | None = None
+        self.told = False
+        """Whether `SystemExit` was raised in the handler: for a cancellation of the job, or of the call alone."""
 
     @property
     def deadline(self) -> float:
@@ -101,11 +107,20 @@ class Child:
             self._send(self._answer(call))
 
     def _answer(self, order: wire.Call) -> wire.Answer:
+        before = left_running()
+        answer = self._ended(order)
+        if isinstance(answer, (wire.Returned, wire.Raised)) and not isinstance(order, wire.Load):
+            return msgspec.structs.replace(answer, leaves=not left_running() <= before)
+        return answer
+
+    def _ended(self, order: wire.Call) -> wire.Answer:
         claim = order.claim
         runtime = ChildRuntime(claim, self.say)
         try:
             try:
                 self._runtime = runtime
+                if self._told_to_leave:
+                    self._raise_in_handler(runtime)  # told between the order and here
                 job = Job(claim, runtime)
                 context = copy_context()
                 enter(Given(job), context)
@@ -121,7 +136,8 @@ class Child:
 
     def _called(self, order: wire.Call, job: Job) -> Any:
         with _within(order.trace):
-            return self._call_at(order.place)(job, order.claim.args)
+            call = self._call_at(order.place)
+            return None if isinstance(order, wire.Load) else call(job, order.claim.args)
 
     def _call_at(self, place: wire.Importable) -> Callable[[Job, str], Any]:
         if place not in self._calls:
@@ -146,7 +162,7 @@ class Child:
             self._send(said)
         finally:
             self._speaking = False
-        if self._told_to_leave and self._runtime is not None and self._runtime.cancel_reason is None:
+        if self._told_to_leave and self._runtime is not None and not self._runtime.told:
             self._raise_in_handler(self._runtime)
 
     def _send(self, message: wire.Answer) -> None:
@@ -155,10 +171,11 @@ class Child:
             self._line.sendall(data)
 
     def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
+        runtime.told = True
         # The handler runs, so no other code reads the line.
         if isinstance(order := wire.decode_order(self._orders.readline()), wire.Cancel):
             runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
-        raise SystemExit(f"cancelled: {runtime.cancel_reason}")
+        raise SystemExit(f"cancelled: {runtime.cancel_reason or 'not the job, but the call of its handler'}")
 
 
 def find(place: wire.Importable) -> Any:
@@ -178,6 +195,64 @@ def _within(trace: tuple[str, str | None] | None) -> AbstractContextManager[obje
     return attached(trace)
 
 
+def left_running() -> frozenset[int]:
+    """The processes in our own group that run and that we, or they, have started; 0 where the system does not list them. Not
+    the helpers of `multiprocessing`, which end with this process.
+
+    One system call where nothing was started. Whose end nobody has waited for is not waited for here: another thread may be
+    about to. But there must not be too many of these."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, AttributeError):  # there is none; macOS, before Python 3.13
+        return frozenset()
+    try:
+        helpers, pids = _helpers(), _children_of("self")
+        for helper in helpers & pids:
+            pids |= _children_of(helper)
+    except OSError:
+        return frozenset((0,))
+    running, ended = set[int](), 0
+    for pid in pids - helpers:
+        try:
+            # After the name in parentheses: state, parent, group.
+            state, _, group = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        ended += state == "Z"
+        if state != "Z" and int(group) == os.getpgrp():
+            running.add(pid)
+    return frozenset(running | {0} if ended > _ZOMBIES else running)
+
+
+def _children_of(pid: int | str) -> set[int]:
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return {int(child) for task in tasks for child in _text(f"/proc/{pid}/task/{task}/children").split()}
+
+
+def _helpers() -> set[int]:
+    """The processes with which `multiprocessing` tracks what it shares, and forks."""
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    forks = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    pids: list[int | None] = [getattr(tracker, "_pid", None), getattr(forks, "_forkserver_pid", None)]
+    return {pid for pid in pids if pid is not None}
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _adopt() -> None:
+    """A process whose parent has ended becomes ours, so that it is known to run (on Linux)."""
+    if sys.platform == "linux":
+        import ctypes  # here, for a child alone: the worker has no use for it
+
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        except (OSError, AttributeError):
+            pass  # a system call that is not there: then such a process is killed when this one ends
+
+
 def _ignore(*_: object) -> None:
     """A function, not SIG_IGN: processes that the handler starts would inherit SIG_IGN."""
 
@@ -189,6 +264,7 @@ def main(line: int, lifeline: int) -> None:
     for number in (line, lifeline):
         os.set_inheritable(number, False)
     _die_with(lifeline)
+    _adopt()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)
     with socket.socket(fileno=line) as connection:

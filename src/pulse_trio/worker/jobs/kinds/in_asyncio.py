@@ -195,7 +195,7 @@ class _Call:
                 self._abort()
             if self.cancelled:
                 # The asyncio loop saw a deadline before Trio did.
-                self.running.cancel(self.running.take_cancellation())
+                self.running.cancel(self.running.take_cancellation() or "shutdown")
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102, ASYNC120 -- raises Cancelled
             # The job was not cancelled: the exception is the handler's own failure.
             raise
@@ -214,8 +214,8 @@ class _Call:
         # The function is called in its task, because it may do more than return its coroutine.
         self._main = self._thread.loop.create_task(_awaited(self._function), context=self._context)
 
-    def cancel(self, reason: CancelReason) -> None:
-        """Cancels the handler, the first time it is called."""
+    def cancel(self, reason: CancelReason | None) -> None:
+        """Cancels the handler, the first time it is called. `reason` is None if its job is not cancelled."""
         if not self.cancelled and self._main is not None:
             self.cancelled = True
             self._main.cancel(reason)

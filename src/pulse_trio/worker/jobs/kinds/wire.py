@@ -32,28 +32,35 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     trace: tuple[str, str | None] | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """To the child, before SIGTERM: why."""
+class Load(Call, frozen=True, tag="load"):
+    """To the child, before its first `Call` of that handler: import its module. The answer is `Returned`, or `Raised`."""
 
-    reason: CancelReason
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """To the child, before its signal: why. `reason` is None if the job is not cancelled, only the call of its handler."""
+
+    reason: CancelReason | None
     message: str | None = None
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """From the child: the handler's value."""
+    """From the child: the handler's value. `leaves`: processes that it has started still run."""
 
     value: msgspec.Raw
+    leaves: bool = False
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
-    delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own)."""
+    delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own).
+    `leaves` as of `Returned`."""
 
     place: Importable
     text: str
     record: str
     seconds: float | None = None
     inner: list[Raised] | None = None
+    leaves: bool = False
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -86,7 +93,7 @@ class Logged(msgspec.Struct, frozen=True, tag="logged"):
 
 Answer = Returned | Raised | Left | Ready | Said | Logged
 encode = msgspec.json.Encoder().encode
-_orders: msgspec.json.Decoder[Call | Cancel] = msgspec.json.Decoder(Call | Cancel)
+_orders: msgspec.json.Decoder[Call | Load | Cancel] = msgspec.json.Decoder(Call | Load | Cancel)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 decode_order = _orders.decode
 decode_answer = _answers.decode
