@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 from ...errors import UsageError
 from ...text import spelled
 from .beginning import check_place, refusal
+from .calls import Call
+from .changed import check_waits
 from .scopes import Scope, innermost
 from .unopened import OUTERMOST
 from .unremembered import Unremembered
@@ -63,6 +65,9 @@ class OpenScope:
             return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
         durable.cancelling.clean_up_begins()
         name = durable.keys.next("scope", self._key, self._what)
+        if durable.history.replay.unopened.suspects:
+            # Before its own moment is remembered under the number of the wait that it is in the place of.
+            check_waits(durable, Call("scope", name))
         durable.history.cancellations_come_first()
         if durable.keys.in_main and durable.keys.beyond:
             # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
