@@ -21,7 +21,7 @@ from ...lines import BeyondLimit, Kind
 from ...store.trees import Fence
 from .children import was_cut
 from .tree_store import answered
-from .under_way import FAILED, has_open_scopes
+from .under_way import FAILED, open_scopes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -133,11 +133,14 @@ async def leave_waits(durable: Durable) -> None:
     """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way: the code
     may be mended before the next one."""
     history = durable.history
-    if not has_open_scopes(history.replay) or history.lost:
+    before, scopes = history.replay.resumed, open_scopes(history.replay)
+    if not scopes or history.lost:
         return
-    before = history.replay.resumed
     # What is under way in the attempts before is so for code that fits.
     after = before.last if durable.fatal is not None and before is not None else 0
+    known = before is not None and scopes <= {line.key for line in before.lines}
+    if known and (after or history.replay.moments.get(FAILED) == 0.0):
+        return  # the history says so already
     # The history may have no room for lines, or the lease be lost: then the error is what there is to say.
     with suppress(RuntimeError, BeyondLimit):
         history.moment(FAILED, float(after), anew=True)

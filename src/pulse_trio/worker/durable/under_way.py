@@ -130,6 +130,6 @@ def _is_open(scope: str, replay: Replay) -> bool:
     return f"{scope} ended" not in replay.moments
 
 
-def has_open_scopes(replay: Replay) -> bool:
-    """Whether a scope with a number may be open, in the attempts before or in this one."""
-    return any(_number(_WAIT, key) and _is_open(key, replay) for key in replay.unopened.within)
+def open_scopes(replay: Replay) -> set[str]:
+    """The numbered scopes that may be open, in the attempts before or in this one."""
+    return {key for key in replay.unopened.within if _number(_WAIT, key) and _is_open(key, replay)}
