@@ -229,3 +229,37 @@ async def test_a_failure_of_plain_code_after_the_history_is_undone(trees: Trees)
     job_id = trees.enqueue("order")
     found = await ended(trees, job_id)
     assert (found["state"], calls) == ("dead", ["charge", "refund"])
+
+
+@pytest.mark.parametrize("what", ["step", "scope"])
+async def test_where_a_wait_is_under_way_it_is_refused_too(trees: Trees, what: str) -> None:
+    """No line is left, but the sleep has begun: what plain code fails of before it comes before the end of the history."""
+    undone: list[str] = []
+
+    async def undo() -> None:
+        undone.append("undo")
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=3)
+    async def order(job: Job) -> str:
+        try:
+            if job.attempt == 2:
+                raise OSError("down")
+            await job.sleep(3600)
+        except OSError:
+            if what == "step":
+                await job.step(undo)  # noqa: ASYNC120 -- nothing cancels it
+            else:
+                with job.move_on_after(60):
+                    await job.step(undo)  # noqa: ASYNC120 -- nothing cancels it
+            raise
+        return "slept"
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    trees.again()
+    await trees.burst(log=False)
+    assert outcomes(trees, job_id) == ["suspended", "failed"]
+    trees.time_passes(job_id)
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert (found["state"], found["result"], undone) == ("completed", "slept", [])

@@ -9,6 +9,7 @@ from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from pulse_trio.worker.durable.quiet import QUIET
+from pulse_trio.worker.durable.under_way import FAILED
 from support.stage import Recorder
 from support.stores import open_store
 
@@ -83,6 +84,6 @@ class Trees:
         found = self.window.run(
             "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
             job_id,
-            [COMPENSATED, QUIET],
+            [COMPENSATED, FAILED, QUIET],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

@@ -14,7 +14,7 @@ from ...handlers import UnfitArguments
 from ...jobs import Job
 from ..jobs.job_states import CleansUpNext
 from .beginning import REFUSED
-from .changed import check_end
+from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
 from .interrupted import ends_with
 from .left_behind import await_left_behind
@@ -135,7 +135,9 @@ async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         durable.cancelling.begins()
         await resume(durable)
         _check_version(durable)
-        if not durable.history.replay.unopened.is_empty:
+        unopened = durable.history.replay.unopened
+        unopened.waits.found(durable.history.replay, failures=durable.running.claim.failures)
+        if unopened.waits or not unopened.is_empty:
             durable.keys.replay = durable.history.replay
         durable.hand_out()
     try:
@@ -170,6 +172,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     except BaseException as error:
         durable.history.forget_held()
         reason = durable.running.cancel_reason
+        if durable.fatal is not None or reason in (None, "timeout"):
+            await leave_waits(durable)  # noqa: ASYNC102 -- as below
         if durable.fatal is None and reason not in REFUSED:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
@@ -189,6 +193,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     if (fatal := durable.fatal or durable.history.replay.left()) is not None and not (
         durable.history.replay.out_of_order and await begin_anew(durable)
     ):
+        await leave_waits(durable)
         raise ends_with(fatal)
     # What a handler returns while it is suspended, or has lost its job, counts for nothing.
     if durable.running.cancel_reason not in REFUSED:

@@ -6,17 +6,25 @@ So it is a mismatch, found before the handler does anything live (unopened.py sa
 
 An attempt may also have ended the block, failed of that, and forgotten it; then the next one may go another way. The children
 say so: all were cut.
+
+So it is with a wait that is under way (under_way.py): the call with its number is another one, and the wait would begin anew.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ...errors import ReplayMismatch
-from ...lines import Kind
+from ...lines import BeyondLimit, Kind
 from ...store.trees import Fence
 from .children import was_cut
+from .interrupted import misfit
 from .tree_store import answered
+from .under_way import FAILED, open_scopes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,21 +43,41 @@ async def check_blocks(durable: Durable, call: Call | None = None) -> None:
     """The handler is about to do something live, in this `call`. Raises `ReplayMismatch` if its main task has gone on without a
     block that an earlier attempt had open."""
     unopened = durable.history.replay.unopened
+    _leave_out_waits(durable)
     if not unopened.suspects or not durable.history.replay.over or _is_cancelled(durable):
         return
     for number, passed in list(unopened.suspects.items()):
-        await _check(durable, number, f"now calls {_described(passed, call)}")
-        unopened.opened(number)
+        if isinstance(number, int):
+            await _check(durable, number, f"now calls {_described(passed, call)}")
+            unopened.opened(number)
+    check_waits(durable, call)
+
+
+def check_waits(durable: Durable, call: Call | None = None) -> None:
+    """The handler is about to do something live, in this `call`. Raises `ReplayMismatch` if its main task has made another call
+    in the place of a wait that an earlier attempt has begun."""
+    _leave_out_waits(durable)
+    if not durable.history.replay.over or _is_cancelled(durable):
+        return
+    for key, passed in durable.history.replay.unopened.suspects.items():
+        if isinstance(key, str):
+            raise _is_under_way(durable, key, f"now calls {_described(passed, call)}", call)
 
 
 async def check_end(durable: Durable, now: str = "has returned") -> None:
     """The main task makes no more durable calls. Raises `ReplayMismatch` if it has not opened a block that an earlier attempt
     had open."""
     unopened = durable.history.replay.unopened
-    if unopened.is_empty or durable.running.transaction == "committed" or _is_cancelled(durable):
+    if unopened.is_empty and not unopened.waits:
+        return
+    if durable.running.transaction == "committed" or _is_cancelled(durable):
         return
     for number in unopened.left_out():
         await _check(durable, number, now)
+    # Where lines are left these say more.
+    if durable.history.replay.over and not _may_leave_out_waits(durable):
+        for key in unopened.waits.left_out():
+            raise _is_under_way(durable, key, now)
 
 
 def check_children(durable: Durable, call: Call, children: Iterable[Child[Any]]) -> None:
@@ -77,6 +105,67 @@ def _is_cancelled(durable: Durable) -> bool:
         or durable.cancelling.noted
         or (resumed is not None and (resumed.cancelling or any(line.kind is Kind.CANCELLED for line in resumed.lines)))
     )
+
+
+def _leave_out_waits(durable: Durable) -> None:
+    suspects = durable.history.replay.unopened.suspects
+    waits = [key for key in suspects if isinstance(key, str)]
+    if waits and _may_leave_out_waits(durable):
+        for key in waits:
+            del suspects[key]
+
+
+def _may_leave_out_waits(durable: Durable) -> bool:
+    """Whether the main task may not have come to a wait though the code is the same: the handler has asked how a child is; a
+    scope has struck, whose clean-up has the next numbers; or another task may have cut the main one short, by what came of a
+    call of its own."""
+    history = durable.history
+    waits = history.replay.unopened.waits
+    return (
+        waits.given_up
+        or durable.cancelling.is_held_back
+        or any(scope.line is not None or scope.has_struck for scope in durable.scopes)
+        or waits.lines_beside
+        or (waits.beside and history.has_news)
+        # A failure that attempts have failed of is handed out again, and what came after it may be another way.
+        or any(key.endswith(":needed") for key in history.replay.moments)
+    )
+
+
+async def leave_waits(durable: Durable) -> None:
+    """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way: the code
+    may be mended before the next one."""
+    history = durable.history
+    before, scopes = history.replay.resumed, open_scopes(history.replay)
+    if not scopes or history.lost:
+        return
+    # What is under way in the attempts before is so for code that fits.
+    after = before.last if durable.fatal is not None and before is not None else 0
+    known = before is not None and scopes <= {line.key for line in before.lines}
+    if known and (after or history.replay.moments.get(FAILED) == 0.0):
+        return  # the history says so already
+    # The history may have no room for lines, or the lease be lost: then the error is what there is to say.
+    with suppress(RuntimeError, BeyondLimit):
+        history.moment(FAILED, float(after), anew=True)
+        await history.written()
+
+
+def _is_under_way(durable: Durable, key: str, now: str, call: Call | None = None) -> Exception:
+    job_id, until = durable.running.claim.id, _spelled(durable.history.replay.moments[key])
+    mismatch = ReplayMismatch(
+        f"job {job_id}, {key.partition(':')[2]} (key {key}) is under way since an earlier attempt, until {until}, but the "
+        f"handler {now}. The code changed under a running job, or decides by what no durable call has returned: branch on "
+        "job.version, give what waits a key= from the first, or run it again from the beginning: "
+        f"pulse-trio jobs retry {job_id} --afresh"
+    )
+    return misfit(durable, mismatch, {} if call is None else {trio.lowlevel.current_task(): call})
+
+
+def _spelled(moment: float) -> str:
+    try:
+        return datetime.fromtimestamp(moment, UTC).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{moment:.0f} s after 1970"
 
 
 async def _check(durable: Durable, number: int, now: str) -> None:

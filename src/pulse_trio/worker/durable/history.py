@@ -122,6 +122,12 @@ class History:
         """Whether a line of this kind is held."""
         return any(held[0] is kind for held in self._held)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether this attempt has anything to remember that those before had not."""
+        resumed = self.replay.resumed
+        return bool(self._held) or self.latest > (0 if resumed is None else resumed.last)
+
     def let_go(self) -> bool:
         """Adds the lines that are held. Returns whether there were some."""
         held, self._held = self._held, []

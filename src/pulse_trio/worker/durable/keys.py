@@ -67,7 +67,7 @@ class Keys:
         """Whether the main task has begun a call that no attempt before has ended: what they remembered of scopes after it they
         remembered while they unwound."""
         self.replay: Replay | None = None
-        """It is told of the main task's calls. None if no attempt before has left a block open."""
+        """It is told of the calls. None if no attempt before has left a block open, or a wait under way."""
         self._used = set[str]()
         self._unawaited: dict[object, _Made] = {}
 
@@ -147,8 +147,12 @@ class Keys:
                 f"{what}: the key {key!r} is used twice in this job (as {min(taken)!r}); each durable call needs its own."
             )
         self._used |= names
-        if in_main and self.replay is not None:
-            self.replay.unopened.begins(self._count, kind, key, has_line=self.replay.has_line(key))
+        if self.replay is not None:
+            unopened, has_line = self.replay.unopened, self.replay.has_line(key)
+            if in_main:
+                unopened.begins(self._count, kind, key, has_line=has_line)
+            else:
+                unopened.waits.begins_beside(has_line=has_line)
         return key
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from ...errors import UsageError
 from ...text import spelled
 from .beginning import check_place, refusal
+from .calls import Call
+from .changed import check_waits
 from .scopes import Scope, innermost
 from .unopened import OUTERMOST
 from .unremembered import Unremembered
@@ -63,6 +66,11 @@ class OpenScope:
             return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
         durable.cancelling.clean_up_begins()
         name = durable.keys.next("scope", self._key, self._what)
+        if durable.history.replay.unopened.suspects:
+            # Before its own moment is remembered under the number of the wait that it is in the place of.
+            call = Call("scope", name)
+            call.handles = sys.exception()
+            check_waits(durable, call)
         durable.history.cancellations_come_first()
         if durable.keys.in_main and durable.keys.beyond:
             # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.

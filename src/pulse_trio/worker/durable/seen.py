@@ -128,6 +128,7 @@ class Seen:
         if self.over or child in self._told:
             return True
         if replay.over:
+            replay.unopened.waits.give_up()  # the handler asks, and sleeps as long as none has ended
             self._told.add(child)
             self._new.setdefault(self._durable.history.gone_on, []).append(child)
             return True
@@ -157,7 +158,10 @@ class Seen:
 
     def waited_for(self) -> None:
         """The handler asks for the end of a child that has none."""
-        if not self._durable.history.replay.over and trio.lowlevel.in_trio_task():
+        replay = self._durable.history.replay
+        if replay.over:
+            replay.unopened.waits.give_up()
+        elif trio.lowlevel.in_trio_task():
             self._asked[trio.lowlevel.current_task()] = trio.current_time()
 
     async def peek(self) -> None:

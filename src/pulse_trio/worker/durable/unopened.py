@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .keys import KEYED, block_number
+from .under_way import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,8 +35,8 @@ def is_body(key: str) -> bool:
 
 
 class Passed(NamedTuple):
-    """A call that a block has not been opened at: `kind` and `key` are the call's; `had` is the key of the call that an earlier
-    attempt made in its place, or empty if that was the block."""
+    """A call that a block has not been opened at, or that stands in the place of a wait: `kind` and `key` are the call's; `had`
+    is the key of the call that an earlier attempt made in its place, or empty if that was the block or the wait."""
 
     kind: str
     key: str
@@ -54,10 +55,13 @@ class Unopened:
         "_skipped",
         "_unknown",
         "suspects",
+        "waits",
         "within",
     )
 
     def __init__(self) -> None:
+        self.waits = UnderWay()
+        """The waits that the attempts before had begun."""
         self.within: dict[str, str] = {}
         """The key of the scope around a scope, or around a block's body, by its key. None of a scope that a version without
         this has opened."""
@@ -72,8 +76,8 @@ class Unopened:
         self._moments: Mapping[str, float] = {}
         self._skipped = set[int]()
         """Those that the main task may leave out."""
-        self.suspects: dict[int, Passed] = {}
-        """Those that it should have opened, it seems, with the call that it made."""
+        self.suspects: dict[int | str, Passed] = {}
+        """Those that it should have opened, it seems, with the call that it made; and so the waits, by their keys."""
 
     def found(self, numbers: Iterable[int], moments: Mapping[str, float], first_block: int) -> None:
         """The numbers of the blocks that have children and no end, as this attempt begins."""
@@ -117,6 +121,9 @@ class Unopened:
     def begins(self, number: int, kind: str, key: str, *, has_line: bool) -> None:
         """The main task begins the call with this number, which may have a line."""
         own = self._first + number
+        fits = has_line or (own in self._around and key == f"{number}:block")
+        for wait in self.waits.passed_by(number, key, fits=fits):
+            self.suspects[wait] = Passed(kind, key)
         if own in self._around:
             if key == f"{number}:block":
                 self._skipped.add(own)  # it may be cut short before the block is open
@@ -138,6 +145,7 @@ class Unopened:
 
     def skips(self, after: int, upto: int) -> None:
         """The main task was cut short, and goes on with the number after `upto`."""
+        self.waits.skips(after, upto)
         for block in self._numbered():
             if after < block - self._first <= upto:
                 self._skipped.add(block)
