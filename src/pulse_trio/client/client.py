@@ -7,7 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -511,11 +511,7 @@ class Client:
         if self._foreign is not None:
             async with self._foreign.transaction():
                 return await run_foreign(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
-        async with (
-            self._connection() as connection,
-            refusals.transaction(connection, self._schema) if connection.autocommit else nullcontext(),
-        ):
+        async with self._connection() as connection, refusals.transaction(connection, self._schema):
             return await operations.run(connection, self._schema, operation)
 
     # Connections

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -385,11 +385,7 @@ class SyncClient:
         if self._foreign is not None:
             with self._foreign.transaction():
                 return run_foreign_sync(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
-        with (
-            self._connection() as connection,
-            refusals.transaction_sync(connection, self._schema) if connection.autocommit else nullcontext(),
-        ):
+        with self._connection() as connection, refusals.transaction_sync(connection, self._schema):
             return operations.run_sync(connection, self._schema, operation)
 
     def audit(
