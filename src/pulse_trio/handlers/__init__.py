@@ -6,7 +6,7 @@ from .durable import Durability
 from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .middleware import Middleware
-from .names import check_queue, check_text
+from .names import check_queue, check_text, refuse_unknown
 from .options import OPTION_NAMES, Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
 from .registry import Handlers
@@ -70,6 +70,7 @@ __all__ = [
     "queue_lease",
     "queue_limits",
     "refuse_losses",
+    "refuse_unknown",
     "request_of",
     "said_of",
     "schedule",

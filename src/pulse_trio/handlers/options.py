@@ -7,7 +7,6 @@ One list of names: `CallOptions` types the keyword arguments of `Handler.options
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from ..errors import ConfigurationError, InvalidName
 from ..jobs import DEFAULT_OPTIONS, JobRequest
 from ..labels import Scalar, check_tags, pack_meta, pack_tags
 from .limits import KEY_SIZE, check_limit, parse_rate
-from .names import check_queue, check_text
+from .names import check_queue, check_text, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -214,11 +213,7 @@ def _check_moment(name: str, moment: object) -> None:
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
     """Options for `Defaults`, from the caller's: None means not given, a duration may be a `timedelta`, and `run_at` may be
     called `at`. Raises `ConfigurationError` for an unknown option; `also` has further names that the caller accepts."""
-    known = OPTION_NAMES.union(also)
-    for name in options.keys() - OPTION_NAMES:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" The options are: {', '.join(sorted(known))}."
-        raise ConfigurationError(f"There is no option {name!r}.{hint}")
+    refuse_unknown("option", options.keys() - OPTION_NAMES, OPTION_NAMES.union(also))
     given = {name: value for name, value in options.items() if value is not None}
     if also and "child_key" in given:
         raise ConfigurationError("child_key names one child: give it to Handler.options, where the child is started.")
