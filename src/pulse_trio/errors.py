@@ -30,7 +30,7 @@ class UsageError(PulseTrioError):
 
 
 class ConfigurationError(UsageError):
-    """A setting, a module path or a registration that cannot work."""
+    """A setting, a module path or a registration that cannot work; an option or a filter that does not exist."""
 
 
 class InvalidName(UsageError):

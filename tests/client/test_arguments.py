@@ -151,6 +151,20 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "an unknown kind": (lambda c: c.enqueue("sned", {"user_id": 1}), UnknownKind, "Did you mean 'send'"),
     "a known kind": (lambda c: c.enqueue("send", {"user_id": "1"}), InvalidArguments, r"Expected `int`, got `str`"),
 }  # fmt: skip
+BAD |= {
+    f"the filter {given} of {method}": (
+        lambda c, method=method, given=given: getattr(c, method)(state="dead", **{given: "x"}),
+        ConfigurationError,
+        f"There is no filter '{given}'. {hint}",
+    )
+    for method in ("jobs", "retry_many", "delete_many")
+    for given, hint in {
+        "quue": "Did you mean queue",
+        "tags": "Did you mean tag",
+        "limits": "Did you mean limit",
+        "colour": "The filters are: .*error, key, kind, limit, queue",
+    }.items()
+}
 NEEDS_HANDLERS = {"an unknown kind", "a known kind"}
 
 
@@ -184,6 +198,18 @@ async def test_what_cannot_be_is_refused_before_a_connection_is_used(what: str, 
 def test_a_good_call_does_reach_for_the_database() -> None:
     with pytest.raises(DatabaseUnavailable):
         SyncClient("host=127.0.0.1 port=1").enqueue(send, 42)
+
+
+@pytest.mark.parametrize("method", ["retry_many", "delete_many"])
+async def test_a_filter_that_does_not_exist_leaves_all_jobs_alone(method: str, window: Window) -> None:
+    async with open_client(window.dsn) as client:
+        ref = await client.enqueue(send.options(queue="billing"), 42)
+        await client.cancel(ref.id)
+        with pytest.raises(ConfigurationError, match="Did you mean queue"):
+            await getattr(client, method)(state="cancelled", quue="mail")
+        with pytest.raises(ConfigurationError, match="Did you mean queue"):
+            getattr(SyncClient(window.dsn), method)(state="cancelled", quue="mail")
+        assert (await ref.status()) == "cancelled"
 
 
 async def test_a_kind_that_is_known_has_its_handlers_options(window: Window) -> None:

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 from pulse_trio import (
-    ConfigurationError,
     InvalidArguments,
     InvalidTransition,
     SyncClient,
@@ -366,16 +365,6 @@ def test_an_action_by_filter_needs_a_state(window: Window, queue: str) -> None:
 def test_a_moment_that_is_text_is_refused_as_what_it_is(name: str, window: Window) -> None:
     with pytest.raises(InvalidArguments, match=rf"^{name} is a datetime with its offset, or a timedelta.*'2h'"):
         listed(window, **{name: "2h"})
-
-
-async def test_a_filter_that_there_is_not_is_refused(window: Window, store: WorkerStore, queue: str) -> None:
-    """Ignored, it would restrict nothing: every dead job would be deleted."""
-    ids = await dead_jobs(window, store, queue, 2)
-    wrong: dict[str, Any] = {"state": "dead", "quue": "other"}
-    for action in (history.retry_many, history.delete_many, listing):
-        with pytest.raises(ConfigurationError, match=r"There is no filter 'quue'\. Did you mean queue\?"):
-            window.do(action(wrong))  # type: ignore[arg-type]
-    assert [window.state(job_id) for job_id in ids] == ["dead", "dead"]
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])

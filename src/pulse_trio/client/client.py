@@ -7,7 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -48,7 +48,7 @@ from .batches import Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .events import sending
 from .refs import JobRef, where_to_look
-from .requests import decoded_record, request_and_type
+from .requests import checked_filter, decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import AsyncStream, check_chunk, open_stream, partly
 from .waiting import open_waits
@@ -272,6 +272,7 @@ class Client:
         Raises `TookTooLong` when the query takes longer than `timeout` seconds, and `ConfigurationError` for a filter that does
         not exist.
         """
+        chosen = checked_filter(chosen, "limit", "before", "timeout")
         return await self._run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 
     async def attempts(self, job_id: int) -> list[operations.AttemptRecord]:
@@ -389,7 +390,9 @@ class Client:
         self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
     ) -> history.Retried:
         """Retries the jobs that match (see `JobFilter`; a `state` is required), oldest first, at most `limit`. With `rate`,
-        that many come due each second, from now on. Jobs that cannot be retried are in `refused`, with the reason."""
+        that many come due each second, from now on. Jobs that cannot be retried are in `refused`, with the reason. Raises
+        `UsageError` (`ConfigurationError` for a filter that does not exist); nothing was retried then."""
+        chosen = checked_filter(chosen, "limit", "rate")
         return await self._run(history.retry_many(chosen, limit=limit, rate=rate))
 
     async def delete(self, job_id: int) -> None:
@@ -397,7 +400,9 @@ class Client:
         await self._run(history.delete(job_id))
 
     async def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
-        """The same for the jobs that match (see `JobFilter`; a `state` is required), at most `limit`, in batches."""
+        """The same for the jobs that match (see `JobFilter`; a `state` is required), at most `limit`, in batches. Raises
+        `UsageError` (`ConfigurationError` for a filter that does not exist); nothing was deleted then."""
+        chosen = checked_filter(chosen, "limit")
         return await self._run(history.delete_many(chosen, limit=limit))
 
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
@@ -512,11 +517,7 @@ class Client:
         if self._foreign is not None:
             async with self._foreign.transaction():
                 return await run_foreign(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
-        async with (
-            self._connection() as connection,
-            refusals.transaction(connection, self._schema) if connection.autocommit else nullcontext(),
-        ):
+        async with self._connection() as connection, refusals.transaction(connection, self._schema):
             return await operations.run(connection, self._schema, operation)
 
     # Connections

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..codec import decoded_value
 from ..errors import ConfigurationError, InvalidArguments
-from ..handlers import OPTION_NAMES, Defaults, Handler, check_text, encode_payload, given_options, request_of, said_of
+from ..handlers import (
+    OPTION_NAMES,
+    Defaults,
+    Handler,
+    check_text,
+    encode_payload,
+    given_options,
+    refuse_unknown,
+    request_of,
+    said_of,
+)
+from ..store.history import JobFilter
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -24,6 +35,14 @@ def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = F
         return job
     args = job.args if only_result else decoded_value(codec, job.args, job.kind, job.id)
     return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id, result=True))
+
+
+def checked_filter(chosen: JobFilter, *also: str) -> JobFilter:
+    """The filter that a method was given as keywords. Raises `ConfigurationError` for one that does not exist: left alone, it
+    would restrict nothing, and all jobs would match. `also` has the method's other keywords, which may have been meant."""
+    known = JobFilter.__annotations__.keys()
+    refuse_unknown("filter", chosen.keys() - known, {*known, *also})
+    return chosen
 
 
 def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobRequest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -37,7 +37,7 @@ from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .events import sending
 from .refs import result_of, where_to_look
-from .requests import decoded_record, request_and_type
+from .requests import checked_filter, decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import Stream, check_chunk, partly
 from .writing import AddingSync, write_stream_sync
@@ -319,12 +319,14 @@ class SyncClient:
         **chosen: Unpack[history.JobFilter],
     ) -> list[operations.JobRecord]:
         """Jobs, newest first; see `Client.jobs`."""
+        chosen = checked_filter(chosen, "limit", "before", "timeout")
         return self.run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 
     def retry_many(
         self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
     ) -> history.Retried:
         """Retries the jobs that match; see `Client.retry_many`."""
+        chosen = checked_filter(chosen, "limit", "rate")
         return self.run(history.retry_many(chosen, limit=limit, rate=rate))
 
     def delete(self, job_id: int) -> None:
@@ -333,6 +335,7 @@ class SyncClient:
 
     def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
         """Deletes the jobs that match; see `Client.delete_many`."""
+        chosen = checked_filter(chosen, "limit")
         return self.run(history.delete_many(chosen, limit=limit))
 
     def schedule(
@@ -385,11 +388,7 @@ class SyncClient:
         if self._foreign is not None:
             with self._foreign.transaction():
                 return run_foreign_sync(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
-        with (
-            self._connection() as connection,
-            refusals.transaction_sync(connection, self._schema) if connection.autocommit else nullcontext(),
-        ):
+        with self._connection() as connection, refusals.transaction_sync(connection, self._schema):
             return operations.run_sync(connection, self._schema, operation)
 
     def audit(

@@ -6,8 +6,8 @@ from .durable import Durability
 from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .middleware import Middleware
-from .names import check_queue, check_text
-from .options import OPTION_NAMES, Defaults, encode_options, given_options, no_such, request_of
+from .names import check_queue, check_text, refuse_unknown
+from .options import OPTION_NAMES, Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
 from .registry import Handlers
 from .resources import INJECTED, BuiltIn, Resource, Resources, Source
@@ -66,11 +66,11 @@ __all__ = [
     "encode_result",
     "given_options",
     "hooks_json",
-    "no_such",
     "parse_rate",
     "queue_lease",
     "queue_limits",
     "refuse_losses",
+    "refuse_unknown",
     "request_of",
     "said_of",
     "schedule",

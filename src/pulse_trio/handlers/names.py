@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from ..errors import InvalidName
+from ..errors import ConfigurationError, InvalidName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 # PostgreSQL's [[:cntrl:]], so that a kind is refused here and not there: C0, DEL, C1, line and paragraph separators.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -32,3 +36,12 @@ def check_text(what: str, text: str, limit: int) -> str:
     if _CONTROL.search(text):
         raise InvalidName(f"{what} {text!r} has control characters.")
     return text
+
+
+def refuse_unknown(what: str, unknown: Iterable[str], known: Collection[str]) -> None:
+    """Raises `ConfigurationError` if a keyword is unknown, with the near one, or all that are known: `what` is "option" or
+    "filter"."""
+    for name in sorted(unknown):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" The {what}s are: {', '.join(sorted(known))}."
+        raise ConfigurationError(f"There is no {what} {name!r}.{hint}")

@@ -7,7 +7,6 @@ One list of names: `CallOptions` types the keyword arguments of `Handler.options
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from ..errors import ConfigurationError, InvalidName
 from ..jobs import DEFAULT_OPTIONS, JobRequest
 from ..labels import Scalar, check_tags, pack_meta, pack_tags
 from .limits import KEY_SIZE, check_limit, parse_rate
-from .names import check_queue, check_text
+from .names import check_queue, check_text, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -211,19 +210,10 @@ def _check_moment(name: str, moment: object) -> None:
         raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
 
 
-def no_such(what: str, name: str, known: Iterable[str]) -> str:
-    """The message about a name that is not among the known options, filters or the like, with what was probably meant."""
-    near = difflib.get_close_matches(name, known := sorted(known), n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"The {what}s are: {', '.join(known)}."
-    return f"There is no {what} {name!r}. {hint}"
-
-
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
     """Options for `Defaults`, from the caller's: None means not given, a duration may be a `timedelta`, and `run_at` may be
     called `at`. Raises `ConfigurationError` for an unknown option; `also` has further names that the caller accepts."""
-    known = OPTION_NAMES.union(also)
-    for name in options.keys() - OPTION_NAMES:
-        raise ConfigurationError(no_such("option", name, known))
+    refuse_unknown("option", options.keys() - OPTION_NAMES, OPTION_NAMES.union(also))
     given = {name: value for name, value in options.items() if value is not None}
     if also and "child_key" in given:
         raise ConfigurationError("child_key names one child: give it to Handler.options, where the child is started.")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..postgres import OwnAsyncCursor, OwnCursor
-from .together import together, together_sync
+from .blocks import block, block_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -25,7 +25,7 @@ async def bounded(connection: psycopg.AsyncConnection[Any], seconds: float | Non
     if seconds is None:
         yield
         return
-    async with together(connection), OwnAsyncCursor(connection) as cursor:
+    async with block(connection), OwnAsyncCursor(connection) as cursor:
         await cursor.execute(_BOUND, [_setting(seconds)])
         row: Any = await cursor.fetchone()
         yield
@@ -38,7 +38,7 @@ def bounded_sync(connection: psycopg.Connection[Any], seconds: float | None) -> 
     if seconds is None:
         yield
         return
-    with together_sync(connection), OwnCursor(connection) as cursor:
+    with block_sync(connection), OwnCursor(connection) as cursor:
         cursor.execute(_BOUND, [_setting(seconds)])
         row: Any = cursor.fetchone()
         yield

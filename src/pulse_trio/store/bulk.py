@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
+from psycopg.pq import PipelineStatus
 
 from ..postgres import OwnAsyncCursor, OwnCursor
 from ..sql import render, statement
@@ -39,9 +40,16 @@ class Reserved:
     now: datetime
 
 
-def can_be_copied(requests: Sequence[JobRequest]) -> bool:
-    """Whether a batch has no unique key, and is large enough for three statements."""
-    return len(requests) > 10 and all(request.unique_key is None for request in requests)
+def can_be_copied(
+    connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], requests: Sequence[JobRequest]
+) -> bool:
+    """Whether a batch has no unique key, and is large enough for three statements; and whether the connection, which may be the
+    caller's, is in no pipeline: a pipeline has no COPY."""
+    return (
+        len(requests) > 10
+        and all(request.unique_key is None for request in requests)
+        and connection.pgconn.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def copy_text(requests: Sequence[JobRequest], reserved: Reserved) -> str:
@@ -95,7 +103,7 @@ async def enqueue_many(
     connection: psycopg.AsyncConnection[Any], schema: str, requests: Sequence[JobRequest], codec: Codec | None = None
 ) -> list[Enqueued]:
     """Adds a batch in the connection's transaction; returns the answers in the order of the requests."""
-    if not can_be_copied(requests):
+    if not can_be_copied(connection, requests):
         return await operations.run(connection, schema, new_jobs.enqueue_many(requests, codec))
     try:
         refuse_raw_bytes(connection)
@@ -120,7 +128,7 @@ def enqueue_many_sync(
     connection: psycopg.Connection[Any], schema: str, requests: Sequence[JobRequest], codec: Codec | None = None
 ) -> list[Enqueued]:
     """The same over a blocking connection."""
-    if not can_be_copied(requests):
+    if not can_be_copied(connection, requests):
         return operations.run_sync(connection, schema, new_jobs.enqueue_many(requests, codec))
     try:
         refuse_raw_bytes(connection)

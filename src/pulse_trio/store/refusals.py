@@ -15,9 +15,9 @@ from ..errors import (
     TookTooLong,
     UsageError,
 )
+from .blocks import block, block_sync
 from .disk_full import disk_full
 from .rights import remedy
-from .together import together, together_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -82,11 +82,11 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
 
 @asynccontextmanager
 async def transaction(connection: psycopg.AsyncConnection[Any], schema: str) -> AsyncGenerator[None]:
-    """As `together`; and its own BEGIN and COMMIT fail with our errors too. An error of the body is left alone: it may
-    be of the caller's iterable, which may read another database."""
+    """A `block`, whose own BEGIN and COMMIT fail with our errors too. An error of the body is left alone: it may be of the
+    caller's iterable, which may read another database."""
     inner: BaseException | None = None
     try:
-        async with together(connection):
+        async with block(connection):
             try:
                 yield
             except BaseException as error:
@@ -103,7 +103,7 @@ def transaction_sync(connection: psycopg.Connection[Any], schema: str) -> Genera
     """The same on a blocking connection."""
     inner: BaseException | None = None
     try:
-        with together_sync(connection):
+        with block_sync(connection):
             try:
                 yield
             except BaseException as error:

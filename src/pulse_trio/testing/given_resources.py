@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client, SyncClient
-from ..errors import ConfigurationError
-from ..handlers import INJECTED, Resource, Resources, no_such
+from ..handlers import INJECTED, Resource, Resources, refuse_unknown
 from .noting_client import Enqueuings, NotingClient, NotingSyncClient
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ class GivenResources(Resources):
         self._given = {key: _resource(key, value) for key, value in given.items()}
         self._in_place_of: dict[Any, Source | None] = {}
         asked = self._asked_in(handlers)
-        for key in (values or {}).keys() - self._in_place_of.keys():
-            raise ConfigurationError(f"resources={{{key!r}: ...}}: {no_such('resource', str(key), self._by_name)}")
+        refuse_unknown("resource", map(str, (values or {}).keys() - self._in_place_of.keys()), self._by_name)
         asked.update(source for source in self._in_place_of.values() if source is not None)
         self._for_their_effect = [each for each in self if each not in asked]
 
