@@ -13,7 +13,16 @@ from psycopg.conninfo import make_conninfo
 
 from pulse_trio import Handlers, Job, SyncClient
 from pulse_trio.grants import grant_sync
-from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobEnded, JobsRescued, JobStarted, LeaseUnproven
+from pulse_trio.observe import (
+    CancellationDelivered,
+    DatabaseFound,
+    DatabaseLost,
+    FenceLost,
+    JobEnded,
+    JobsRescued,
+    JobStarted,
+    LeaseUnproven,
+)
 from support.embedded_workers import working
 from support.stores import Window
 from support.workers import rows, settled, until
@@ -252,3 +261,22 @@ async def test_a_kind_that_only_the_new_worker_knows_costs_no_budget_on_the_old_
                     window.make_due(job_id)  # the put-back's delay is not what is tried
                     await trio.sleep(0.1)
     assert window.job(job_id)["result"] == "by the new one"
+
+
+async def test_a_request_to_cancel_is_heard_as_soon_as_the_listener_is_back(
+    dsn: str, window: Window, gate: Gate
+) -> None:
+    """The connection that reads the request was lost too, and nothing has used it since."""
+    client = SyncClient(dsn)
+    running = client.enqueue("held").id
+    # No beat comes by itself before the test gives up.
+    async with working(gate.handlers, dsn, lease=300, heartbeat=100) as heard:
+        await heard.until(JobStarted, job_id=running)
+        window.run(
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name IN ('pulse-trio listener', 'pulse-trio beats')"
+        )
+        await heard.until(DatabaseFound, loop="listener")
+        client.cancel(running)
+        await heard.until(CancellationDelivered, job_id=running)
+        await heard.until(JobEnded, job_id=running)

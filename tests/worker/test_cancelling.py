@@ -301,6 +301,35 @@ async def test_the_database_away_delays_the_ledger_and_not_the_cancellation(slee
         assert sleeper.store.calls.count("record_delivered") == calls
 
 
+@pytest.mark.parametrize("read", ["requested", "running_fences"])
+async def test_a_request_that_cannot_be_read_at_first_comes_with_a_beat_at_once(
+    read: str, sleeper: Stage, log: Log
+) -> None:
+    """As after a restart of the server: the connection that was idle meanwhile fails at its next use, and only then."""
+    job, other = (sleeper.database.jobs[sleeper.enqueue("sleeper")] for _ in range(2))
+    failed_at: list[float] = []
+
+    async def fails_once() -> None:
+        del sleeper.store.trouble[read]
+        failed_at.append(trio.current_time())
+        await unavailable()
+
+    async with sleeper.working():
+        await trio.sleep(3)
+        sleeper.store.trouble[read] = fails_once
+        if read == "running_fences":
+            # It is read for jobs without a request: another notification, about a job that was taken from this worker.
+            sleeper.database.steal(other.id)
+            for listener in sleeper.database.listeners:
+                listener(f"look_for_cancel {other.id}")
+        sleeper.database.cancel(job.id, "why")
+        await trio.sleep(1)
+        assert len(failed_at) == 1
+        reason = ("user", "why")
+        assert [entry for entry in log.entries if entry[1] == reason] == [(failed_at[0], reason)]
+        assert state_of(job) == ("cancelled", "why")
+
+
 async def test_many_at_once_are_recorded_together(sleeper: Stage) -> None:
     ids = [sleeper.enqueue("sleeper") for _ in range(50)]
     async with sleeper.working():

@@ -89,9 +89,24 @@ async def test_a_job_that_is_not_here_any_more_is_said_to_have_ended(parent: Sta
         assert "just ended" in (await asked(parent, 8) or "")
 
 
-@pytest.mark.parametrize("trouble", ["stack_questions", "answer_stack"])
-async def test_a_question_is_answered_when_the_database_answers_again(trouble: str, parent: Stage) -> None:
-    """The connection may have been lost long ago, while nobody used it."""
+@pytest.mark.parametrize("statement", ["stack_questions", "answer_stack"])
+async def test_a_question_is_answered_though_the_connection_fails_at_its_first_use_after_a_restart(
+    statement: str, parent: Stage
+) -> None:
+    job_id = parent.enqueue("parent")
+
+    async def fails_once() -> None:
+        del parent.store.trouble[statement]
+        await unavailable()
+
+    async with parent.working(grace=0):
+        await trio.sleep(1)
+        parent.store.trouble[statement] = fails_once
+        assert "in parent" in (await asked(parent, job_id) or "")
+        assert statement not in parent.store.trouble
+
+
+async def test_an_answer_that_cannot_be_written_is_dropped_and_the_next_is_not(parent: Stage) -> None:
     job_id = parent.enqueue("parent")
     async with parent.working(grace=0):
         await trio.sleep(1)

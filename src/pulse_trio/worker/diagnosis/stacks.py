@@ -2,7 +2,9 @@
 
 A notification says that there is a question; the questions themselves are rows, which the worker reads for its sessions. So a
 forged notification costs one read, and the next one has to wait. The answer is made here, on the loop, so that no task moves
-meanwhile. An answer that cannot be written is dropped: the client reports a silent worker, and may ask again.
+meanwhile. If the database does not answer, the worker looks once more, because a connection that was idle when the server
+restarted fails at its next use. An answer that cannot be written then is dropped: the client reports a silent worker, and may
+ask again.
 """
 
 from __future__ import annotations
@@ -69,20 +71,27 @@ class Stacks:
         ration, failures = Ration(), 0
         while True:
             await self._news.wait()
-            sessions = {job.claim.session for job in self._jobs.held} | {self._store.sessions.current}
             try:
-                asked = await self._store.requests.stack_questions(sorted(sessions))
-                for request, session, job_id in asked:
-                    await self._store.requests.answer_stack(request, session, self._answer(session, job_id))
+                try:
+                    found = await self._look()
+                except DatabaseUnavailable:
+                    found = await self._look()
             except DatabaseUnavailable:
                 # Most often a connection that was lost while nobody used it. `Reports` uses it too, and reports an outage.
                 self._news.give()
                 await trio.sleep(reconnect_delay(failures))
                 failures += 1
                 continue
-            failures = 0
-            ration.looked(found=bool(asked))
+            ration.looked(found=found)
             await trio.sleep(ration.pause)
+
+    async def _look(self) -> bool:
+        """Answers the open questions. Returns whether there were any."""
+        sessions = {job.claim.session for job in self._jobs.held} | {self._store.sessions.current}
+        asked = await self._store.requests.stack_questions(sorted(sessions))
+        for request, session, job_id in asked:
+            await self._store.requests.answer_stack(request, session, self._answer(session, job_id))
+        return bool(asked)
 
     def _answer(self, session: int, job_id: int) -> str:
         for job in self._jobs.held:

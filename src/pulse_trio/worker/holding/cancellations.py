@@ -8,6 +8,8 @@ statement, and again if the database did not answer.
 A notification may also come before its job does, when the job is cancelled while the reply to its claim is on the way. The
 worker keeps the id for a while, and reads the row when the job begins.
 
+If the row cannot be read, the job's next beat is sent at once.
+
 If a job runs here but not according to its row, it was taken from this worker, by an operator for example: its next beat is
 sent at once, and finds that out.
 
@@ -105,12 +107,11 @@ class Cancellations:
                 requested = await self._store.requested(sorted({fence[0] for fence in meant}))
                 gone = await self._gone([fence for fence in meant if fence not in requested])
             except DatabaseUnavailable:
-                # Most often this connection was lost while nobody used it, and the next look has a new one: the listener's
-                # says nothing of this one. `Heartbeats` uses it too, and reports an outage.
-                self._heard |= {fence[0] for fence in meant}
-                self._jobs.expected.news.give()
-                await trio.sleep(reconnect_delay(failures))
-                failures += 1
+                # `Heartbeats` uses the same connection and reports the outage. The server may be back for long: a connection
+                # that was idle when it restarted fails at its next use, which is this one. So the beats, which bring the
+                # requests and are repeated until they get through, begin at once.
+                for job in meant.values():
+                    self._jobs.hurry(job)
                 continue
             failures = 0
             for fence, request in requested.items():
