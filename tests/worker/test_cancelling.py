@@ -12,12 +12,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Discard, Job, Snooze
 from pulse_trio.jobs import CancelRequest
-from pulse_trio.observe import CancellationDelivered, JobEnded, JobStarted
+from pulse_trio.observe import CancellationDelivered, DatabaseFound, DatabaseLost, JobEnded, JobStarted
 from pulse_trio.testing.memory import EPOCH, unavailable
 from support.stage import parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pulse_trio.jobs import CancelReason
     from pulse_trio.testing.memory import MemoryJob
@@ -328,6 +328,33 @@ async def test_a_request_that_cannot_be_read_at_first_comes_with_a_beat_at_once(
         reason = ("user", "why")
         assert [entry for entry in log.entries if entry[1] == reason] == [(failed_at[0], reason)]
         assert state_of(job) == ("cancelled", "why")
+
+
+async def test_a_request_whose_notification_nobody_heard_comes_as_soon_as_the_worker_listens_again(
+    sleeper: Stage, log: Log, events: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = sleeper.database.jobs[sleeper.enqueue("sleeper")]
+    connection, listen = trio.CancelScope(), sleeper.store.listen
+
+    async def listen_until_it_is_lost(on_notify: Callable[[str], None]) -> None:
+        with connection:
+            await listen(on_notify)
+        sleeper.store.trouble["listen"] = unavailable
+        monkeypatch.undo()
+        await unavailable()
+
+    monkeypatch.setattr(sleeper.store, "listen", listen_until_it_is_lost)
+    async with sleeper.working():
+        await trio.sleep(3)
+        connection.cancel()
+        await events.first(DatabaseLost)
+        sleeper.database.cancel(job.id, "why")
+        await trio.sleep(1)
+        assert log.what == ["start"]
+        sleeper.store.trouble.clear()
+        await events.first(DatabaseFound)
+        await wait_all_tasks_blocked()
+        assert log.entries[-1] == (events.when(DatabaseFound)[0], ("user", "why"))
 
 
 async def test_many_at_once_are_recorded_together(sleeper: Stage) -> None:

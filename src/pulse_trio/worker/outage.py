@@ -39,11 +39,13 @@ class Outage:
             self._observer.emit(DatabaseLost(self._loop, str(error), pause))
         return pause
 
-    def over(self) -> None:
-        """Records a try that succeeded."""
-        if self._failures:
-            self._failures = 0
-            self._observer.emit(DatabaseFound(self._loop))
+    def over(self) -> bool:
+        """Records a try that succeeded. Returns whether it ends an outage."""
+        if not self._failures:
+            return False
+        self._failures = 0
+        self._observer.emit(DatabaseFound(self._loop))
+        return True
 
 
 COST_SHARE = 20

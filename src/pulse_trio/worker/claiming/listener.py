@@ -43,6 +43,10 @@ class CancellationNews(Protocol):
         """The cancellation of a running job was requested; the job may be any worker's."""
         ...
 
+    def missed(self) -> None:
+        """Notifications may have been lost until now."""
+        ...
+
 
 class Questions(Protocol):
     def heard(self) -> None:
@@ -67,7 +71,8 @@ class Told(NamedTuple):
 
 class Listener:
     """Hands each notification to the part that it concerns. It tells `wakeups` when it starts to listen, because notifications
-    may have been missed, and when it cannot listen.
+    may have been missed, and when it cannot listen. After an outage it tells those who read requests to running jobs, too;
+    batches and trees look by themselves, about once a second.
 
     Every role that can connect can notify. So each notification is only a hint to look, and an unreadable one is ignored."""
 
@@ -93,7 +98,10 @@ class Listener:
                 await trio.sleep(self._outage.failed(error))
 
     def _notified(self, payload: str) -> None:
-        self._outage.over()
+        # Not for every empty payload, which anybody can send: each of these reads the rows of all running jobs.
+        if self._outage.over():
+            self._told.cancellations.missed()
+            self._told.stacks.heard()
         word, _, rest = payload.partition(" ")
         if not rest:
             self._wakeups.notified(payload)

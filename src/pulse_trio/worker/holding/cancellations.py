@@ -8,7 +8,8 @@ statement, and again if the database did not answer.
 A notification may also come before its job does, when the job is cancelled while the reply to its claim is on the way. The
 worker keeps the id for a while, and reads the row when the job begins.
 
-If the row cannot be read, the job's next beat is sent at once.
+If the row cannot be read, the job's next beat is sent at once. After a time in which it could not listen the worker reads the
+rows of all its jobs.
 
 If a job runs here but not according to its row, it was taken from this worker, by an operator for example: its next beat is
 sent at once, and finds that out.
@@ -72,6 +73,11 @@ class Cancellations:
         if len(self._heard) < _REMEMBERED:
             self._heard.add(job_id)
         self._jobs.expected.news.give()
+
+    def missed(self) -> None:
+        """Looks for requests to any job that runs here: notifications may have been lost."""
+        for job in self._jobs.held:
+            self.heard(job.claim.id)
 
     def reach(self, job: RunningJob, request: CancelRequest) -> None:
         """Cancels a job that this worker holds, unless it was cancelled before or has an outcome."""
