@@ -119,28 +119,6 @@ async def test_when_the_notification_is_lost_the_next_beat_brings_it(sleeper: St
     assert (state_of(job), job.delivered) == (("cancelled", "why"), True)
 
 
-async def test_when_the_connection_was_lost_unnoticed_the_request_is_read_again_and_soon(
-    sleeper: Stage, log: Log
-) -> None:
-    """A restart of the server ends every connection; an idle one is found lost by the first statement on it."""
-    job = sleeper.database.jobs[sleeper.enqueue("sleeper")]
-
-    async def lost() -> None:
-        del sleeper.store.trouble["requested"]
-        await unavailable()
-
-    async with sleeper.working():
-        await trio.sleep(3)
-        sleeper.store.trouble["requested"] = lost
-        asked_at = trio.current_time()
-        sleeper.database.cancel(job.id, "why")
-        await trio.sleep(1)
-        at, seen = log.entries[-1]
-        assert seen == ("user", "why")
-        assert at - asked_at <= 0.2
-    assert state_of(job) == ("cancelled", "why")
-
-
 async def test_only_the_job_that_is_meant_is_cancelled(sleeper: Stage, log: Log) -> None:
     ids = [sleeper.enqueue("sleeper", seconds=5) for _ in range(20)]
     async with sleeper.working():

@@ -110,13 +110,10 @@ async def test_an_answer_that_cannot_be_written_is_dropped_and_the_next_is_not(p
     job_id = parent.enqueue("parent")
     async with parent.working(grace=0):
         await trio.sleep(1)
-        parent.store.trouble[trouble] = unavailable
-        request = parent.database.ask_stack(job_id)
-        await wait_all_tasks_blocked()
-        assert parent.database.stacks[request][1] is None
-        del parent.store.trouble[trouble]
-        await trio.sleep(1)
-        assert "in parent" in (parent.database.stacks[request][1] or "")
+        parent.store.trouble["answer_stack"] = unavailable
+        assert await asked(parent, job_id) is None
+        del parent.store.trouble["answer_stack"]
+        assert "in parent" in (await asked(parent, job_id) or "")
 
 
 async def test_a_thread_is_shown_where_it_stands(stage: Stage) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ...errors import DatabaseUnavailable
-from ...postgres import reconnect_delay
 from ...ration import Ration
 from ...states import storable
 from ..signal import Signal
@@ -68,7 +67,7 @@ class Stacks:
 
     async def run(self) -> None:
         """Answers until cancelled."""
-        ration, failures = Ration(), 0
+        ration = Ration()
         while True:
             await self._news.wait()
             try:
@@ -77,10 +76,7 @@ class Stacks:
                 except DatabaseUnavailable:
                     found = await self._look()
             except DatabaseUnavailable:
-                # Most often a connection that was lost while nobody used it. `Reports` uses it too, and reports an outage.
-                self._news.give()
-                await trio.sleep(reconnect_delay(failures))
-                failures += 1
+                # `Reports` uses the same connection and reports the outage.
                 continue
             ration.looked(found=found)
             await trio.sleep(ration.pause)

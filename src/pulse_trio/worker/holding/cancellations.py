@@ -3,7 +3,7 @@
 A request reaches the worker by notification within milliseconds, or else with the job's next beat; whichever comes second has
 no effect. **A notification is a hint to look, never an order**: every role that can connect can send one, so it only says which
 job's row to read. The row and its ledger decide. The worker reads rows only for jobs that run here, all of them in one
-statement, and again if the database did not answer.
+statement.
 
 A notification may also come before its job does, when the job is cancelled while the reply to its claim is on the way. The
 worker keeps the id for a while, and reads the row when the job begins.
@@ -96,7 +96,7 @@ class Cancellations:
             nursery.start_soon(self._record)
 
     async def _look(self) -> None:
-        ration, expected, failures = Ration(), self._jobs.expected, 0
+        ration, expected = Ration(), self._jobs.expected
         while True:
             with trio.CancelScope(deadline=self._forget_at):
                 await self._jobs.expected.news.wait()
@@ -119,7 +119,6 @@ class Cancellations:
                 for job in meant.values():
                     self._jobs.hurry(job)
                 continue
-            failures = 0
             for fence, request in requested.items():
                 if fence in meant:
                     self.reach(meant[fence], request)
