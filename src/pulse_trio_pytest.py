@@ -7,6 +7,7 @@ import would cost such a run half a second, and registers functions only.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import tempfile
@@ -147,11 +148,26 @@ def pulse_handlers(request: pytest.FixtureRequest) -> Handlers:
     return configured_handlers(request.config)
 
 
+def _clock_of_trio() -> object:
+    """The clock of the Trio run that this is called in; None on another loop."""
+    import trio
+
+    try:
+        return trio.lowlevel.current_clock()
+    except RuntimeError:
+        return None
+
+
 @pytest.fixture
 async def pulse_client(pulse_dsn: str, pulse_handlers: Any) -> AsyncGenerator[Client]:
     """A `Client` on the test's database, for tests under pytest-trio or anyio's plugin."""
-    from pulse_trio import open_client
+    from pulse_trio import ConfigurationError, open_client
 
+    clock = _clock_of_trio()
+    if clock is not None and getattr(clock, "autojump_threshold", math.inf) < math.inf:
+        raise ConfigurationError(
+            "pulse_client talks to PostgreSQL, so it needs real time: use pulse_clock, not autojump_clock."
+        )
     async with open_client(pulse_dsn, handlers=pulse_handlers) as client:
         yield client
 

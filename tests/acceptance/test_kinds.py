@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 APP = """
 import os
+import subprocess
 from pathlib import Path
 
 import trio
@@ -44,9 +45,10 @@ async def who() -> int:
 
 
 @handlers.job(runs="process")
-def busy(folder: str) -> None:
-    Path(folder, "pid.new").write_text(str(os.getpid()))
-    Path(folder, "pid.new").rename(Path(folder, "pid"))
+def busy(folder: str, n: int) -> None:
+    its = subprocess.Popen(["sleep", "3600"])
+    Path(folder, f"{n}.new").write_text(f"{os.getpid()} {its.pid}")
+    Path(folder, f"{n}.new").rename(Path(folder, f"pids {n}"))
     # One C function that keeps the interpreter's lock for hours.
     sum(range(10**13))
 """
@@ -87,18 +89,21 @@ async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replac
     assert await worker.ended() == 0
 
 
-async def test_a_child_process_dies_with_its_worker_even_in_a_c_function(
+async def test_each_child_process_dies_with_its_worker_even_in_a_c_function_and_what_it_has_started(
     dsn: str, processes: Processes, app: Path
 ) -> None:
-    enqueue(dsn, "busy", folder=str(app))
-    worker = await processes.command(*RUN, f"--dsn={dsn}")
-    await there(app / "pid")
-    pid = int((app / "pid").read_text())
-    # It takes a core, and the worker's beats go on.
+    for n in range(2):
+        enqueue(dsn, "busy", folder=str(app), n=n)
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--process-slots=2")
+    pids: list[int] = []
+    for n in range(2):
+        await there(app / f"pids {n}")
+        pids += map(int, (app / f"pids {n}").read_text().split())
+    # They take the cores, and the worker's beats go on.
     await until(dsn, "SELECT 1 FROM pulse.jobs WHERE lease_until > started_at + interval '7 s'")
     worker.kill()
     with trio.fail_after(20):
-        while is_running(pid):  # noqa: ASYNC110 -- another process's end
+        while any(map(is_running, pids)):  # noqa: ASYNC110 -- other processes' ends
             await trio.sleep(0.05)
 
 

@@ -300,7 +300,7 @@ async def test_a_paused_schedule_is_not_fired(alone: Window, worker: WorkerStore
     [
         ("cron = '61 * * * *'", "bad minute field"),
         ("timezone = 'Nowhere'", "no time zone 'Nowhere'"),
-        ("options = '{\"max_attempts\": 0}'", "refused the job"),
+        ("options = '{\"max_attempts\": 0}'", "refused that"),
         ('options = \'{"max_attempts": "many"}\'', "max_attempts"),
         ("options = '[]'", "array"),
         ('options = \'{"unique_key": "taken", "on_conflict": "raise"}\'', "unique key 'taken'"),

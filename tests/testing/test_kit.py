@@ -568,3 +568,24 @@ def test_without_docker_testcontainers_says_so(project: Callable[..., subprocess
     done = project(NO_RUNTIME + CONTAINER, dsn=None)
     assert "1 error" in outcomes(done), done.stdout + done.stderr
     assert "DockerException" in done.stdout
+
+
+AUTOJUMP = """
+@pytest.mark.trio
+async def test_under_the_wrong_clock(autojump_clock, pulse_client):
+    raise AssertionError("never begun")
+
+
+@pytest.mark.trio
+async def test_under_the_right_one(pulse_clock, pulse_client, pulse_worker):
+    await sign_up(pulse_client, "Ada")
+    assert (await pulse_worker.drain()).ended == {"completed": 1}
+"""
+
+
+def test_a_client_under_a_clock_that_jumps_says_which_clock_to_use(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = project(AUTOJUMP)
+    assert "1 failed, 1 passed" in outcomes(done), done.stdout + done.stderr
+    assert "use pulse_clock, not autojump_clock" in done.stdout

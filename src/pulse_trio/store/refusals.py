@@ -67,7 +67,7 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             | psycopg.errors.ProgramLimitExceeded()
             | psycopg.DataError()
         ):
-            return InvalidArguments(f"The database refused the job: {headline}.")
+            return InvalidArguments(f"The database refused that: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
         case psycopg.errors.DependentObjectsStillExist():

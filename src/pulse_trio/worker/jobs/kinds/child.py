@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -302,8 +302,14 @@ class Forwarded(logging.Handler):
 
 
 def _die_with(lifeline: int) -> None:
+    # The worker's children have inherited one open file, which signals only its last owner. Opened anew (Linux) it is our own.
+    with suppress(OSError):
+        own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY)
+        os.dup2(own, lifeline, inheritable=False)
+        os.close(own)
     if hasattr(fcntl, "F_SETOWN"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        # The group: what a handler has started dies too, unless it handles this signal.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
     def wait() -> NoReturn:
