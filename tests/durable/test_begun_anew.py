@@ -333,3 +333,39 @@ async def test_an_order_that_never_comes_again_is_an_error_that_says_so(
     assert job["state"] == "dead"
     assert "Trio gives a limiter, a lock or a semaphore to other tasks in each attempt" in job["error"]
     assert outcomes(trees, job_id) == ["suspended", "anew", "anew", "discarded"]
+
+
+async def test_a_step_that_fails_is_not_called_a_hundred_times_for_an_order_that_never_comes(trees: Trees) -> None:
+    """The task that has no line is always first at the lock, and its step fails, before the line of the other one."""
+    calls: list[str] = []
+
+    async def fetch(page: str) -> str:
+        calls.append(page)
+        if page == "a":
+            raise ValueError("no such page")
+        return page
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=2)
+    async def crawl(job: Job) -> list[str]:
+        found: list[str] = []
+
+        async def one(page: str) -> None:
+            if page == "a" and job.attempt == 1:
+                return
+            try:
+                found.append(await job.step(fetch, page, key=page))
+            except StepFailed:
+                found.append(f"no {page}")
+
+        await in_order("ab", one)
+        if job.attempt == 1:
+            raise OSError("down")
+        return found
+
+    job_id = trees.enqueue("crawl")
+    await trees.burst(log=False)
+    trees.again()
+    job = await ended(trees, job_id)
+    assert (job["result"], calls.count("b")) == (["no a", "b"], 1)
+    assert outcomes(trees, job_id) == ["failed", *["anew"] * reordering.MOST_CALLS, "completed"]
+    assert calls.count("a") == reordering.MOST_CALLS + 1

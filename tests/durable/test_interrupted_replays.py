@@ -26,6 +26,12 @@ async def ended(trees: Trees, job_id: int) -> dict[str, Any]:
     return trees.job(job_id)
 
 
+def owes(trees: Trees, job_id: int) -> bool:
+    """Whether its clean-up did not end."""
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    return row["owes"]
+
+
 def outcomes(trees: Trees, job_id: int) -> list[str]:
     rows = trees.window.run("SELECT outcome FROM attempts WHERE job_id = %s ORDER BY attempt", job_id)
     return [row["outcome"] for row in rows]
@@ -263,3 +269,49 @@ async def test_where_a_wait_is_under_way_it_is_refused_too(trees: Trees, what: s
     await trees.burst(log=False)
     found = trees.job(job_id)
     assert (found["state"], found["result"], undone) == ("completed", "slept", [])
+
+
+@pytest.mark.parametrize("beside", ["in a nursery", "in job.nursery"])
+async def test_a_cancelled_job_owes_its_clean_up_where_another_task_fails_before_it(trees: Trees, beside: str) -> None:
+    """The refund is refused, because a replay undoes nothing; the cancellation is still to come, and a retry does it."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    async def pays(job: Job) -> None:
+        await job.step(act, "charge", key="charge")
+        try:
+            await job.wait_for_event("packed", key="packed")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(act, "refund", key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    async def reads(job: Job) -> None:
+        await job.step(act, "first page", key="first page")
+        if job.attempt == 2:
+            await trio.testing.wait_all_tasks_blocked()
+            raise OSError("down")
+        await job.step(act, "second page", key="second page")
+        await job.sleep(3600, key="pause")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        if beside == "in job.nursery":
+            job.nursery.start_soon(reads, job)
+            await pays(job)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads, job)
+            nursery.start_soon(pays, job)
+
+    job_id, client = trees.enqueue("order"), SyncClient(trees.dsn)
+    await trees.burst(log=False)
+    client.cancel(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], owes(trees, job_id), "refund" in calls) == ("cancelled", True, False)
+    client.retry(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], owes(trees, job_id), calls[-1]) == ("cancelled", False, "refund")
+    assert calls.count("refund") == 1

@@ -178,14 +178,15 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
+        if again:
+            cause = error if durable.fatal is None else ends_with(durable.fatal)
+            raise CleansUpNext(f"{type_name(cause)}: {message_of(cause)}") from cause  # noqa: ASYNC104 -- no `Cancelled`
         # A group around it would be a failure, which is retried.
         if durable.fatal is not None and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
             if (ending := ends_with(durable.fatal)) is not durable.fatal:
                 raise ending  # noqa: ASYNC104, B904 -- none is among them; its cause is the handler's
             if error is not durable.fatal:
                 raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
-        if again:
-            raise CleansUpNext(f"{type_name(error)}: {message_of(error)}") from error  # noqa: ASYNC104 -- no `Cancelled`
         raise
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()

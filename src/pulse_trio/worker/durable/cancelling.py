@@ -27,6 +27,7 @@ from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
+from .interrupted import Interrupted
 from .keys import highest_number, highest_of
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
@@ -203,7 +204,11 @@ class Cancelling:
         retry begins the job anew. Any other does the rest of it. Returns whether the job runs once more for that."""
         durable, history = self._durable, self._durable.history
         reason = durable.running.cancel_reason
-        mismatch = durable.fatal or (history.replay.left() if error is None else None)
+        fatal = durable.fatal
+        if isinstance(fatal, Interrupted):
+            # Plain code has failed before the cancellation came, whatever its failure has cancelled.
+            error, fatal = fatal.error, None
+        mismatch = fatal or (history.replay.left() if error is None else None)
         # What comes after a clean-up that was cut short may say that all is undone, and it is not.
         cut = durable.running.cut is not None
         if mismatch is not None or cut or not self._ends_well(error):

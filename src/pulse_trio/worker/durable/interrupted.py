@@ -57,7 +57,7 @@ def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Itera
     """Those in the handler's nurseries that a task is in, and which are cancelled."""
     while task is not None:
         for nursery in opened_by(task):
-            if nursery.cancel_scope.cancel_called and nursery is not durable.running.scope_nursery:
+            if nursery.cancel_scope.cancel_called:
                 for error in failures_in(nursery):
                     yield from leaves_of(error)
         task = None if task is durable.running.task or task.parent_nursery is None else task.parent_nursery.parent_task

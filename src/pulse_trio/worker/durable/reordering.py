@@ -26,6 +26,8 @@ BEGUN_ANEW = "0:anew"
 MOST = 99
 """So many attempts in a row begin anew: what several nurseries did, one after the other, all comes again in one of so many.
 Under pytest-trio Trio draws from all orders, not from two."""
+MOST_CALLS = 5
+"""And so many where a step has failed, which each of them calls again: there may be no order in which the others come first."""
 _IN_A_ROW = 1000
 _PAUSE, _LONGEST_PAUSE = 0.05, 10.0
 """Seconds for which the replay stands still before that. Where another job holds the limiter it is waited for, twice as long
@@ -64,7 +66,7 @@ def may_cut(durable: Durable) -> bool:
 
 async def begin_anew_if_lines_are_left(durable: Durable) -> None:
     """A step has failed that went on live before the lines of others came: it would cut these short. It is done again."""
-    if durable.history.replay.awaits_keys and await begin_anew(durable):
+    if durable.history.replay.awaits_keys and _in_a_row(durable) < MOST_CALLS and await begin_anew(durable):
         await trio.lowlevel.checkpoint()
 
 
@@ -74,8 +76,9 @@ async def begin_anew(durable: Durable) -> bool:
         return False
     attempt, before = durable.running.claim.attempt, _in_a_row(durable)
     with suppress(BeyondLimit):
-        # What has written a line is due at once again.
-        durable.history.moment(BEGUN_ANEW, float(attempt * _IN_A_ROW + before + 1), anew=True)
+        # What has written a line is due at once again. Of an attempt in which two steps fail one says it.
+        if attempt * _IN_A_ROW > durable.history.replay.moments.get(BEGUN_ANEW, 0.0):
+            durable.history.moment(BEGUN_ANEW, float(attempt * _IN_A_ROW + before + 1), anew=True)
         await durable.history.written()
         durable.suspension.begin_anew()
         return True
@@ -85,7 +88,7 @@ async def begin_anew(durable: Durable) -> bool:
 def _in_a_row(durable: Durable) -> int:
     """How many attempts before this one have begun anew, one after the other."""
     found = int(durable.history.replay.moments.get(BEGUN_ANEW, 0.0))
-    return found % _IN_A_ROW if found // _IN_A_ROW == durable.running.claim.attempt - 1 else 0
+    return found % _IN_A_ROW if durable.running.claim.attempt - found // _IN_A_ROW in (0, 1) else 0
 
 
 def cuts_too_early(durable: Durable, line: Line) -> bool:

@@ -97,7 +97,7 @@ def help_on(durable: Durable, since: float) -> bool:
     if stuck and durable.cancelling.noted:
         # What has failed in a clean-up is done again though an outer one had undone its part after it: that has its lines then.
         durable.hand_out(early=True, anew=True)
-        if not replay.idle:
+        if replay.over or not replay.idle:
             return False
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
@@ -105,7 +105,7 @@ def help_on(durable: Durable, since: float) -> bool:
     if stuck and any(map(is_behind_a_cut, waiting)):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line.
         durable.hand_out(early=True)
-        if not replay.idle:
+        if replay.over or not replay.idle:
             return False
     if stuck:
         if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):

@@ -1,0 +1,64 @@
+"""A person cancels a durable job in the moment between its handler's end and the writing of its failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Job, RetryAfter, Snooze, SyncClient
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+FAILURES = {"error": OSError("down"), "retry-after": RetryAfter(60), "snooze": Snooze(60)}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_it_runs_once_more_and_undoes_what_it_has_done(trees: Trees, failure: str) -> None:
+    """Nothing has told the handler. The job was cancelled as its failure was written, and owed nothing."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            if job.attempt == 1:
+                # No beat tells the handler of it before it ends, and no notification.
+                trees.window.run("SELECT cancel(%s)", job.id)
+                raise FAILURES[failure]
+            await job.wait_for_event("packed")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], calls) == ("cancelled", 2, ["charge", "refund"])
+    assert SyncClient(trees.dsn).job(job_id).cancel_reason == "user"
+
+
+async def test_one_that_fails_whenever_it_runs_ends_all_the_same(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, max_attempts=50)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        trees.window.run("SELECT cancel(%s)", job.id)
+        raise OSError("down")
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], calls) == ("cancelled", 2, ["charge"])
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    assert row["owes"]
