@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio.postgres import TrioConnection
-from support.sessions import CHANGES, session
+from support.sessions import CHANGES, session, window_with_a_tenant
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def window(dsn: str) -> Any:
-    with Window(dsn) as window:
-        window.run("DO $$ BEGIN CREATE ROLE tenant; EXCEPTION WHEN duplicate_object THEN END $$")
-        window.run("CREATE SCHEMA elsewhere")
-        window.run("CREATE TABLE public.ledger (job bigint)")
+    with window_with_a_tenant(dsn) as window:
         yield window
 
 

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 
 from pulse_trio.postgres import pool_slots
-from support.sessions import CHANGES, session
+from support.sessions import CHANGES, session, window_with_a_tenant
 from support.stores import Window, claim_one, complete_alone, end, open_store
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ KILLS_ITSELF = b"SELECT pg_terminate_backend(pg_backend_pid())"
 
 @pytest.fixture
 def window(dsn: str) -> Any:
-    with Window(dsn) as window:
-        window.run("DO $$ BEGIN CREATE ROLE tenant; EXCEPTION WHEN duplicate_object THEN END $$")
-        window.run("CREATE SCHEMA elsewhere")
-        window.run("CREATE TABLE public.ledger (job bigint)")
+    with window_with_a_tenant(dsn) as window:
         yield window
 
 

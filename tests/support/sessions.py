@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, LiteralString
 
+from support.stores import Window
+
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pulse_trio.store.transactions import Begun
 
 SESSION = """
@@ -50,3 +55,13 @@ async def session(begun: Begun) -> tuple[int, dict[str, Any]]:
     row: Any = await (await begun.connection.execute(SESSION)).fetchone()
     found = json.loads(row[0])
     return begun.connection.info.backend_pid, found.pop("settings") | found
+
+
+@contextmanager
+def window_with_a_tenant(dsn: str) -> Generator[Window]:
+    """A window on a database in which the `CHANGES` can be made, and with a table `public.ledger`."""
+    with Window(dsn) as window:
+        window.run("DO $$ BEGIN CREATE ROLE tenant; EXCEPTION WHEN duplicate_object THEN END $$")
+        window.run("CREATE SCHEMA elsewhere")
+        window.run("CREATE TABLE public.ledger (job bigint)")
+        yield window

@@ -281,7 +281,7 @@ async def test_the_database_away_delays_the_ledger_and_not_the_cancellation(slee
 
 @pytest.mark.parametrize("read", ["requested", "running_fences"])
 async def test_a_request_that_cannot_be_read_at_first_comes_with_a_beat_at_once(
-    read: str, sleeper: Stage, log: Log
+    read: str, sleeper: Stage, log: Log, events: Recorder
 ) -> None:
     """As after a restart of the server: the connection that was idle meanwhile fails at its next use, and only then."""
     job, other = (sleeper.database.jobs[sleeper.enqueue("sleeper")] for _ in range(2))
@@ -293,7 +293,8 @@ async def test_a_request_that_cannot_be_read_at_first_comes_with_a_beat_at_once(
         await unavailable()
 
     async with sleeper.working():
-        await trio.sleep(3)
+        await wait_all_tasks_blocked()
+        assert log.what == ["start", "start"]
         sleeper.store.trouble[read] = fails_once
         if read == "running_fences":
             # It is read for jobs without a request: another notification, about a job that was taken from this worker.
@@ -301,7 +302,8 @@ async def test_a_request_that_cannot_be_read_at_first_comes_with_a_beat_at_once(
             for listener in sleeper.database.listeners:
                 listener(f"look_for_cancel {other.id}")
         sleeper.database.cancel(job.id, "why")
-        await trio.sleep(1)
+        await events.first(CancellationDelivered)
+        await wait_all_tasks_blocked()
         assert len(failed_at) == 1
         reason = ("user", "why")
         assert [entry for entry in log.entries if entry[1] == reason] == [(failed_at[0], reason)]
@@ -323,11 +325,12 @@ async def test_a_request_whose_notification_nobody_heard_comes_as_soon_as_the_wo
 
     monkeypatch.setattr(sleeper.store, "listen", listen_until_it_is_lost)
     async with sleeper.working():
-        await trio.sleep(3)
+        await events.first(JobStarted)
+        await wait_all_tasks_blocked()
         connection.cancel()
         await events.first(DatabaseLost)
         sleeper.database.cancel(job.id, "why")
-        await trio.sleep(1)
+        await wait_all_tasks_blocked()
         assert log.what == ["start"]
         sleeper.store.trouble.clear()
         await events.first(DatabaseFound)

@@ -820,7 +820,7 @@ async def test_the_timeout_of_a_job_begins_when_its_process_has_imported_the_han
     job_id = stage.enqueue("work", timeout=2)
     async with stage.working(**SETTINGS):
         await slow.is_imported()
-        await trio.sleep(2.1)
+        await trio.sleep(2.1)  # real time, longer than the timeout: a process has no virtual one
         slow.say("pass")
         await settled(stage)
     assert stage.outcomes() == ["completed"]

@@ -100,7 +100,7 @@ async def test_a_question_is_answered_though_the_connection_fails_at_its_first_u
         await unavailable()
 
     async with parent.working(grace=0):
-        await trio.sleep(1)
+        await wait_all_tasks_blocked()
         parent.store.trouble[statement] = fails_once
         assert "in parent" in (await asked(parent, job_id) or "")
         assert statement not in parent.store.trouble

@@ -39,8 +39,8 @@ def check_text(what: str, text: str, limit: int) -> str:
 
 
 def refuse_unknown(what: str, unknown: Iterable[str], known: Collection[str]) -> None:
-    """Raises `ConfigurationError` if a keyword is unknown, with the near one, or all that are known: `what` is "option" or
-    "filter"."""
+    """Raises `ConfigurationError` if there are unknown names, which names the near one, or all that are known. `what` they are:
+    "option", say."""
     for name in sorted(unknown):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else f" The {what}s are: {', '.join(sorted(known))}."

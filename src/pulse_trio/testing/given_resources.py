@@ -13,7 +13,8 @@ from .noting_client import Enqueuings, NotingClient, NotingSyncClient
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Container, Mapping
+    from contextlib import AbstractContextManager
 
     from ..handlers import Handlers, Source
 
@@ -45,7 +46,7 @@ class GivenResources(Resources):
         """The registry with one handler alone, the one that runs, and these resources."""
         one = copy(handlers)
         # Not registered again: see suspending_at_once. Its hook is not there, and has no part in an attempt.
-        one._by_kind = {kind: replace(handlers[kind], on_death=None)}  # pyright: ignore[reportPrivateUsage] -- a copy of our own
+        one._by_kind = {kind: replace(handlers[kind], on_death=None)}  # pyright: ignore[reportPrivateUsage] -- of a copy that nobody else has
         one.resources = self
         return one
 
@@ -73,5 +74,7 @@ class GivenResources(Resources):
 
 
 def _resource(key: str | type[Any], value: Any) -> Resource:
-    enter: Callable[..., Any] = lambda: nullcontext(value)  # noqa: E731 -- for one value
+    def enter() -> AbstractContextManager[Any]:
+        return nullcontext(value)
+
     return Resource(f"{key!r}, which is given,", enter, None, type(value), (), {}, "run_job(..., resources=...)")

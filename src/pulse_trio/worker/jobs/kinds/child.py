@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -32,6 +31,7 @@ from ....jobs import CancelReason, Job
 from ....states import storable
 from ..job_states import not_durable
 from . import wire
+from .left_running import adopt, left_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 LEAVE = signal.SIGUSR2
 LOG_VARIABLE = "PULSE_TRIO_CHILD_LOG"
 """The level from which the worker wants the log records of handlers; not set where the program configures logging itself."""
-_PR_SET_CHILD_SUBREAPER = 36
-_ZOMBIES = 32
-"""Processes that have ended and that nobody has waited for; with more of them this process is replaced."""
 _NAME, _MESSAGE = 200, 65_536
 """Characters of a logger's name, and of a message or a traceback, that cross to the worker."""
 
@@ -195,64 +192,6 @@ def _within(trace: tuple[str, str | None] | None) -> AbstractContextManager[obje
     return attached(trace)
 
 
-def left_running() -> frozenset[int]:
-    """The processes in our own group that run and that we, or they, have started; 0 where the system does not list them. Not
-    the helpers of `multiprocessing`, which end with this process.
-
-    One system call where nothing was started. Whose end nobody has waited for is not waited for here: another thread may be
-    about to. But there must not be too many of these."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ChildProcessError, AttributeError):  # there is none; macOS, before Python 3.13
-        return frozenset()
-    try:
-        helpers, pids = _helpers(), _children_of("self")
-        for helper in helpers & pids:
-            pids |= _children_of(helper)
-    except OSError:
-        return frozenset((0,))
-    running, ended = set[int](), 0
-    for pid in pids - helpers:
-        try:
-            # After the name in parentheses: state, parent, group.
-            state, _, group = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        ended += state == "Z"
-        if state != "Z" and int(group) == os.getpgrp():
-            running.add(pid)
-    return frozenset(running | {0} if ended > _ZOMBIES else running)
-
-
-def _children_of(pid: int | str) -> set[int]:
-    tasks = os.listdir(f"/proc/{pid}/task")
-    return {int(child) for task in tasks for child in _text(f"/proc/{pid}/task/{task}/children").split()}
-
-
-def _helpers() -> set[int]:
-    """The processes with which `multiprocessing` tracks what it shares, and forks."""
-    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
-    forks = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    pids: list[int | None] = [getattr(tracker, "_pid", None), getattr(forks, "_forkserver_pid", None)]
-    return {pid for pid in pids if pid is not None}
-
-
-def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
-def _adopt() -> None:
-    """A process whose parent has ended becomes ours, so that it is known to run (on Linux)."""
-    if sys.platform == "linux":
-        import ctypes  # here, for a child alone: the worker has no use for it
-
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        except (OSError, AttributeError):
-            pass  # a system call that is not there: then such a process is killed when this one ends
-
-
 def _ignore(*_: object) -> None:
     """A function, not SIG_IGN: processes that the handler starts would inherit SIG_IGN."""
 
@@ -264,7 +203,7 @@ def main(line: int, lifeline: int) -> None:
     for number in (line, lifeline):
         os.set_inheritable(number, False)
     _die_with(lifeline)
-    _adopt()
+    adopt()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)
     with socket.socket(fileno=line) as connection:
