@@ -159,6 +159,22 @@ def test_a_deadline_does_not_wait_for_a_call_whose_line_had_come_before_it_struc
     assert replay.turn() == Turn(None, cut)
 
 
+def test_a_deadline_does_not_wait_for_a_call_that_a_race_has_cut_short_before_it_comes_again() -> None:
+    """The race was won on the line before; the call that lost it stood still, for its task had not had its turn."""
+    cut = struck(2, "scope", "never", "slow")
+    replay = Replay(7, [line(1, "won"), cut])
+    replay.scopes.add("scope")
+    won, never, slow = step("won"), step("never"), step("slow")
+    replay.begin(never)
+    replay.begin(won)
+    replay.turn()
+    replay.taken(won)
+    replay.leave(never)
+    assert replay.turn() is None
+    replay.begin(slow)
+    assert replay.turn() == Turn(None, cut)
+
+
 def test_a_deadline_strikes_again_once_its_block_is_open() -> None:
     replay = Replay(7, [struck(1, "1:scope")])
     assert replay.turn() is None
@@ -214,13 +230,13 @@ def test_a_failure_that_an_attempt_failed_of_is_left_out_and_its_call_goes_on_li
 def test_a_failure_that_was_left_out_is_missing_where_the_line_after_it_has_no_call() -> None:
     replay = left_out(1, "a", line(2, "undo"))
     failed = line(1, "a", kind=Kind.STEP_FAILED)
-    assert replay.leaves_out(failed)
+    assert failed in replay.left_out
     again, undo = step("a"), step("undo")
     replay.begin(again)
     assert replay.turn() is None
     assert replay.missing() == failed
     replay.recall(failed)
-    assert not replay.leaves_out(failed)
+    assert failed not in replay.left_out
     assert replay.turn() == Turn(again, failed)
     replay.taken(again)
     replay.begin(undo)
@@ -277,4 +293,4 @@ def test_what_cut_a_body_short_as_the_last_line_is_loose_unless_the_clean_up_has
         ([struck(2, "1:scope")], False),
     ):
         replay = Replay(7, lines)
-        assert (replay.marks, replay.over) == (["2:forgotten"] if loose else [], loose)
+        assert (replay.left_out.marks, replay.over) == (["2:forgotten"] if loose else [], loose)

@@ -23,3 +23,25 @@ def mismatch(job_id: int, line: Line, now: str, *, cause: str = _CHANGED, reorde
         f"job {job_id}, {line}, but {now}. {why}: branch on job.version, or run it again from the beginning: "
         f"pulse-trio jobs retry {job_id} --afresh"
     )
+
+
+def stuck(job_id: int, line: Line, now: str, *, reordered: bool, no_line: bool) -> ReplayMismatch:
+    """The error of a handler whose tasks wait in durable calls, none of which is that of the history's next line. `no_line`:
+    one of them has none."""
+    if reordered or not no_line:
+        return mismatch(job_id, line, now, reordered=reordered)
+    return mismatch(
+        job_id,
+        line,
+        f"{now}, which has no line. If a plain Trio scope (trio.move_on_after) cut it short in an earlier attempt, that is "
+        "not remembered: use job.move_on_after or job.fail_after, whose end is",
+        cause=f"Otherwise t{_CHANGED[1:]}",
+    )
+
+
+def returned_before_its_cancellation(job_id: int) -> ReplayMismatch:
+    """The error of a handler that has returned where it was cut short in an earlier attempt."""
+    return ReplayMismatch(
+        f"job {job_id} was cancelled in an earlier attempt while its handler awaited something plain, and this time it "
+        f"returned before. What is left of its clean-up was not done: pulse-trio jobs retry {job_id} does that"
+    )

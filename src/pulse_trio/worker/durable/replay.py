@@ -15,20 +15,20 @@ from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .calls import Turn
-from .failures import mark
-from .keys import highest_number, highest_of, is_entry
-from .mismatches import mismatch
+from .keys import is_entry
+from .left_out import LeftOut
+from .mismatches import mismatch, returned_before_its_cancellation, stuck
 from .seen import bound_in, seen_in
 from .stood import CANCELLATIONS, is_late, stood
-from .unopened import Unopened, body_key, is_body
+from .unopened import Unopened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from ...errors import ReplayMismatch
     from ...lines import Resumed
     from .calls import Call
     from .stood import Stood
@@ -54,6 +54,20 @@ class _OutOfOrder:
         """The lines that are left, once their order cannot be kept: each is that of the call with its key, when that comes."""
 
 
+class _Calls:
+    """Those of this attempt."""
+
+    __slots__ = ("given", "left", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Call] = {}
+        """Those that wait for their lines, by their keys, in the order in which they began."""
+        self.given: Turn | None = None
+        """The one that is about to go on."""
+        self.left = set[str]()
+        """The keys of those that were cut short while they waited: none of them comes again."""
+
+
 class Replay:
     """The lines that the attempts before have written, in any order, and the calls of this one."""
 
@@ -72,26 +86,12 @@ class Replay:
             else:
                 ordered.append(line)
         self._out_of_order = _OutOfOrder([line for line in ordered if line.kind in CANCELLATIONS])
-        self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
-        """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
-        for one, by the key of its scope. Lines of other tasks may rest on them."""
-        self.marks: list[str] = []
-        """Those which this attempt writes before a line of its own comes: an attempt that finds one would go on otherwise."""
-        # What cut a body short, and its block's failure, where the main task has done something in its clean-up. Without it the
-        # body would go on there, with calls of the same numbers.
-        for line in self._with_clean_ups(ordered, moments):
-            del self._left_out[line.key]
-            self.marks.append(mark(line.line, "needed"))
-            self.moments[self.marks[-1]] = float(line.line)
-        ordered = [line for line in ordered if not self._is_left_out(line)]
-        if ordered and self._is_loose(ordered[-1], moments):
-            # What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again,
-            # and if a person has started that child again the block would end well without the rest of its body.
-            self.marks.append(mark(ordered.pop().line, "forgotten"))
+        self.left_out = LeftOut(ordered, moments, self.moments)
+        """Lines of other tasks may rest on these."""
+        ordered = self.left_out.lines
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
-        self._waiting: dict[str, Call] = {}
-        self._given: Turn | None = None
+        self._calls = _Calls()
         self.scopes = set[str]()
         """The keys of the remembered scopes that are open."""
         self.resumed: Resumed | None = None
@@ -105,58 +105,17 @@ class Replay:
     @cached_property
     def bound(self) -> AbstractSet[tuple[str, str]]:
         """Those after which it has gone on: what it has done since may rest on them."""
-        return frozenset() if self.resumed is None else bound_in(self.resumed.lines, self.leaves_out)
-
-    def _is_left_out(self, line: Line) -> bool:
-        return (
-            line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.SCOPE_CANCELLED)
-            and mark(line.line, "forgotten") in self.moments
-            and mark(line.line, "needed") not in self.moments
-        )
-
-    def _with_clean_ups(self, ordered: Iterable[Line], moments: Sequence[Line]) -> list[Line]:
-        found: list[Line] = []
-        for cut in self._left_out.values():
-            ends = self._end_after(cut) if cut.kind is Kind.SCOPE_CANCELLED and stood(cut).count else None
-            if ends is None:
-                continue
-            between = [line for line in ordered if cut.line < line.line < ends.line and not self.leaves_out(line)]
-            waits = [line for line in moments if cut.line < line.line < ends.line]
-            # Else the attempt after it had gone on without it, and did what comes then.
-            together = mark(cut.line, "forgotten") not in (line.key for line in waits)
-            if together and (
-                highest_of(line.key for line in between) or highest_number((line.key for line in waits), ())
-            ):
-                found += [cut, ends]
-        return found
-
-    def _end_after(self, cut: Line) -> Line | None:
-        """The failure of the block whose body was cut short so, if it is left out too."""
-        ends = (one for one in self._left_out.values() if body_key(one.key) == cut.key and one.line > cut.line)
-        return next(ends, None)
-
-    def _is_loose(self, last: Line, moments: Iterable[Line]) -> bool:
-        if last.kind is not Kind.SCOPE_CANCELLED or not is_body(last.key) or mark(last.line, "needed") in self.moments:
-            return False
-        # A handler's scope may have such a key; its moment is its deadline.
-        if self.moments.get(last.key, 0.0) > 0.0:
-            return False
-        # What the clean-up waits for is remembered by number. The rest of the body has the same numbers.
-        return not highest_number((line.key for line in moments if line.line > last.line), ())
-
-    def leaves_out(self, line: Line) -> bool:
-        """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
-        return self._left_out.get(line.key) == line
+        return frozenset() if self.resumed is None else bound_in(self.resumed.lines, self.left_out.__contains__)
 
     @property
     def over(self) -> bool:
         """Whether every line has been handed out, and its call has gone on. Calls that have no line may still have to."""
-        return not self._lines and (self._given is None or self._given.line is None)
+        return not self._lines and (self._calls.given is None or self._calls.given.line is None)
 
     @property
     def idle(self) -> bool:
         """Whether calls wait, and none of them is about to go on."""
-        return bool(self._waiting) and self._given is None
+        return bool(self._calls.waiting) and self._calls.given is None
 
     @property
     def out_of_order(self) -> bool:
@@ -165,7 +124,7 @@ class Replay:
 
     def is_latest(self, call: Call) -> bool:
         """Whether no call that waits began after this one."""
-        return next(reversed(self._waiting.values()), None) is call
+        return next(reversed(self._calls.waiting.values()), None) is call
 
     def has_line(self, key: str) -> bool:
         """Whether the call with this key has a line."""
@@ -178,7 +137,7 @@ class Replay:
     def begin(self, call: Call) -> None:
         """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""
         self._check(call)
-        self._waiting[call.key] = call
+        self._calls.waiting[call.key] = call
 
     def _check(self, call: Call) -> None:
         line = self._by_key.get(call.key)
@@ -189,7 +148,7 @@ class Replay:
         """No call that waits has a line, and the calls of the next lines wait for the tasks that make these: the order of the
         lines cannot be kept, so those that wait go on live. Returns whether that may be: where a cancellation of the job is to
         come, it comes first."""
-        if self._given is None and self._lines and all(line.kind is not Kind.CANCELLED for line in self._lines):
+        if self._calls.given is None and self._lines and all(line.kind is not Kind.CANCELLED for line in self._lines):
             self._out_of_order.left.update({line.key: line for line in self._lines})
             self._out_of_order.begun = True
             self._lines.clear()
@@ -220,7 +179,7 @@ class Replay:
         the plain await that the cancellation found (cancelling.py). `early`: the first of those that have a line gets it
         before its turn; if none has, a cancellation comes though not all stand where it found them. `anew`: or one
         that has no line goes on live, before what came after it."""
-        if self._given is not None:
+        if self._calls.given is not None:
             return None
         turn = self._early(anew=anew) if early else self._next(is_early)
         if turn is not None:
@@ -230,20 +189,20 @@ class Replay:
                     self._out_of_order.raised = self._out_of_order.raised or turn.line.kind in _RAISES
                 self._lines.remove(turn.line)
             if turn.call is not None:
-                del self._waiting[turn.call.key]
-                self._given = turn
+                del self._calls.waiting[turn.call.key]
+                self._calls.given = turn
         return turn
 
     def _next(self, is_early: Callable[[Line], bool]) -> Turn | None:
         if not self._lines:
-            return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
+            return Turn(next(iter(self._calls.waiting.values())), None) if self._calls.waiting else None
         line = self._lines[0]
-        for key in self._places.keys() & self._waiting.keys():
+        for key in self._places.keys() & self._calls.waiting.keys():
             if not self.stands_at(key):
-                return Turn(self._waiting[key], None)
+                return Turn(self._calls.waiting[key], None)
         if line.kind in CANCELLATIONS:
             return Turn(None, line) if self._is_here(line) and not is_early(line) else None
-        call = self._waiting.get(line.key)
+        call = self._calls.waiting.get(line.key)
         return None if call is None else Turn(call, line)
 
     def _early(self, *, anew: bool) -> Turn | None:
@@ -253,14 +212,14 @@ class Replay:
                 return raises or Turn(None, line)
             if line.kind in CANCELLATIONS:
                 continue  # its task is behind those that wait
-            if (call := self._waiting.get(line.key)) is not None:
+            if (call := self._calls.waiting.get(line.key)) is not None:
                 if line.kind not in _RAISES:
                     return Turn(call, line)
                 # It may cut those short that are behind others.
                 raises = raises or Turn(call, line)
         if raises is not None:
             return raises
-        without = (call for key, call in self._waiting.items() if key not in self._by_key)
+        without = (call for key, call in self._calls.waiting.items() if key not in self._by_key)
         return Turn(call, None) if anew and (call := next(without, None)) is not None else None
 
     def comes_before_others(self) -> Line | None:
@@ -269,7 +228,7 @@ class Replay:
         for line in self._lines:
             if line.kind is Kind.CANCELLED or (line.key in self.scopes and not is_late(line)):
                 return raises or (line if waited else None)
-            if line.key in self._waiting:
+            if line.key in self._calls.waiting:
                 if line.kind not in _RAISES or not waited:
                     return None
                 raises = raises or line
@@ -287,7 +246,11 @@ class Replay:
     def _is_here(self, line: Line) -> bool:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
         here = line.kind is Kind.CANCELLED or (line.key in self.scopes and not stood(line).late)
-        return here and all(key in self._waiting or self._came_before(key, line) for key in stood(line).at)
+        # A task that a race cancels may have stood there still, with the race won already: here it is cut short before.
+        return here and all(
+            key in self._calls.waiting or key in self._calls.left or self._came_before(key, line)
+            for key in stood(line).at
+        )
 
     def _came_before(self, key: str, line: Line) -> bool:
         """Whether the line of a call was written, and its task had not gone on yet when the cancellation came."""
@@ -322,17 +285,18 @@ class Replay:
 
     def taken(self, call: Call) -> None:
         """The call goes on with what it was given."""
-        if self._given is not None and self._given.call is call:
-            self._given = None
+        if self._calls.given is not None and self._calls.given.call is call:
+            self._calls.given = None
 
     def leave(self, call: Call) -> None:
         """The call was cancelled while it waited. A line that was its own already is handed out again."""
-        if self._given is not None and self._given.call is call:
-            if self._given.line is not None:
-                self._lines.appendleft(self._given.line)
-            self._given = None
-        elif self._waiting.get(call.key) is call:
-            del self._waiting[call.key]
+        if self._calls.given is not None and self._calls.given.call is call:
+            if self._calls.given.line is not None:
+                self._lines.appendleft(self._calls.given.line)
+            self._calls.given = None
+        elif self._calls.waiting.get(call.key) is call:
+            del self._calls.waiting[call.key]
+            self._calls.left.add(call.key)
 
     @property
     def next_line(self) -> Line | None:
@@ -342,55 +306,37 @@ class Replay:
     def missing(self) -> Line | None:
         """The failure that a call which waits had when the next line was written, and that was left out: that line may rest on
         it. None: there is no such failure."""
-        found = [self._left_out[key] for key in self._waiting if key in self._left_out]
-        found = [line for line in found if self._fits(line)]
-        found += [
-            self._left_out[key] for key in self.scopes if key in self._left_out and self._is_here(self._left_out[key])
-        ]
+        found = [line for line in self.left_out.of(self._calls.waiting) if self._fits(line)]
+        found += [line for line in self.left_out.of(self.scopes) if self._is_here(line)]
         fit = [line for line in found if self._lines and line.line < self._lines[0].line]
         return min(fit, key=lambda line: line.line, default=None)
 
     def _fits(self, line: Line) -> bool:
-        call = self._waiting[line.key]
+        call = self._calls.waiting[line.key]
         return line.kind in CALL_OF and (call.kind, call.name) == (CALL_OF[line.kind], line.name)
 
     def recall(self, line: Line) -> list[Line]:
         """The failure is handed out after all, as the next line; if that is what cut a block's body short, so is the block's
         failure, in its place. Returns both."""
-        found = [line]
-        if line.kind is Kind.SCOPE_CANCELLED:
-            found += [one for one in [self._end_after(line)] if one is not None]
-        for one in found:
-            del self._left_out[one.key]
-            if one.kind in CALL_OF:
-                self._by_key[one.key] = one
+        found = self.left_out.recall(line)
+        self._by_key.update({one.key: one for one in found if one.kind in CALL_OF})
         self._lines = deque(sorted([*self._lines, *found], key=lambda one: one.line))
         return found
 
     def stuck(self, *, reordered: bool = False) -> ReplayMismatch:
         """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line; or for a task
         that does, if it is `reordered`."""
-        line, waiting = self._lines[0], list(self._waiting.values())
+        line, waiting = self._lines[0], list(self._calls.waiting.values())
         now = f"the handler now stands in {', '.join(map(str, waiting))}"
         reordered = reordered or self.out_of_order
-        if reordered or all(call.key in self._by_key for call in waiting):
-            return mismatch(self._job_id, line, now, reordered=reordered)
-        return mismatch(
-            self._job_id,
-            line,
-            f"{now}, which has no line. If a plain Trio scope (trio.move_on_after) cut it short in an earlier attempt, that is "
-            "not remembered: use job.move_on_after or job.fail_after, whose end is",
-            cause="Otherwise the code changed under a running job",
+        return stuck(
+            self._job_id, line, now, reordered=reordered, no_line=any(call.key not in self._by_key for call in waiting)
         )
 
     def left(self) -> ReplayMismatch | None:
         """The error of a handler that has returned; None if it used every line."""
         if self._lines and self._lines[0].kind is Kind.CANCELLED:
-            return ReplayMismatch(
-                f"job {self._job_id} was cancelled in an earlier attempt while its handler awaited something plain, and this "
-                "time it returned before. What is left of its clean-up was not done: "
-                f"pulse-trio jobs retry {self._job_id} does that"
-            )
+            return returned_before_its_cancellation(self._job_id)
         left = [*self._lines, *(line for line in self._out_of_order.left.values() if line.kind in CALL_OF)]
         now = "the handler has returned"
         return mismatch(self._job_id, left[0], now, reordered=self.out_of_order) if left else None

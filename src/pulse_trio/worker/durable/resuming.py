@@ -63,7 +63,7 @@ async def resume(durable: Durable) -> None:
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
-    for said in replay.marks:
+    for said in replay.left_out.marks:
         durable.history.hold(Kind.MOMENT, said, "", repr(float(said.partition(":")[0])))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
@@ -174,7 +174,7 @@ def _waiting(durable: Durable) -> set[trio.lowlevel.Task]:
 def _ended(found: Resumed, replay: Replay) -> set[int]:
     """The numbers of the blocks that have ended."""
     ends = [line for line in found.lines if line.kind in (Kind.BLOCK, Kind.BLOCK_FAILED)]
-    keys = [line.key for line in ends if not replay.leaves_out(line)]
+    keys = [line.key for line in ends if line not in replay.left_out]
     numbers = [block_number(key, replay.moments) for key in keys]
     return {found.first_block + number for number in numbers if number is not None}
 

@@ -50,7 +50,7 @@ class UnderWay:
         """The attempts before have left this history. `failures`: how many of them have failed, since a person's retry."""
         resumed = replay.resumed
         # What was cut short for a cancellation, or by a failure that is left out now, may be left out again.
-        if resumed is None or resumed.cancelling or replay.marks:
+        if resumed is None or resumed.cancelling or replay.left_out.marks:
             return
         lines = sorted(resumed.lines, key=lambda line: line.line, reverse=True)
         if any(line.kind is Kind.CANCELLED for line in lines):
