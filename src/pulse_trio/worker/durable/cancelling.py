@@ -26,9 +26,8 @@ from ...lines import BeyondLimit, Kind
 from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
-from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
-from .keys import highest_number, highest_of
+from .once_more import is_still_to_come, runs_once_more
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
 from .reordering import may_begin_anew
@@ -213,7 +212,8 @@ class Cancelling:
         cut = durable.running.cut is not None
         if mismatch is not None or cut or not self._ends_well(error):
             if (reason or self._held_back) in HELD_BACK and (cut or _is_the_jobs(mismatch or error)):
-                return await self._is_still_to_come(mismatch or error) and not cut and mismatch is None
+                may_run = not cut and mismatch is None
+                return await self._is_still_to_come(mismatch or error, may_run=may_run)
             return False
         if reason is None or reason in REFUSED:
             return False
@@ -235,59 +235,23 @@ class Cancelling:
             await history.written()
         return False
 
-    async def _is_still_to_come(self, error: BaseException | None) -> bool:
-        """The handler of a job that is being cancelled has ended with an exception of its own, or does not fit its history. No
-        `Cancelled` may have reached it, or no durable call have come after one: the history has the cancellation all the same,
-        behind its last line. So the next attempt does not go on, but comes there again, and does the clean-up.
-
-        Returns whether that is the one more run which a cancelled job has: if the handler was told nothing of it, and this
-        attempt is not that run.
-        """
-        durable, history = self._durable, self._durable.history
-        reason = durable.running.cancel_reason
-        if reason is not None:
+    async def _is_still_to_come(self, error: BaseException | None, *, may_run: bool) -> bool:
+        """The handler has ended with an exception of its own, or does not fit its history: a later attempt comes to the
+        cancellation again, and does the clean-up. Returns whether the job runs once more for that."""
+        durable = self._durable
+        if durable.running.cancel_reason is not None:
             # Tasks in `job.nursery` may still clean up, and remember it.
             with trio.CancelScope(shield=True):
                 await durable.running.children_ended()
-        history.forget_held()
-        told = self.noted or comes_from_a_cancellation(error)
-        remembered = self._was_before() or (self.noted and not history.holds(Kind.CANCELLED))
-        # A child that its block starts again goes on, as long as it has undone nothing.
-        if remembered or not history.has_lines or (told and reason not in ("user", "deadline")):
-            return False
-        if not self.noted:
-            self._is_noted()
-            history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(self._stood_at_the_end()).decode())
-        # As above: the lease may be lost, or the history have no room.
-        with suppress(RuntimeError, BeyondLimit):
-            history.let_go()
-            await history.written()
-        resumed = history.replay.resumed
-        return not told and (resumed is None or not resumed.cancelling)
+        durable.history.forget_held()
+        after = self.seconds_to(min(self._came, durable.running.deadline))
+        untold = await is_still_to_come(durable, error, self._held_back, after)
+        return untold and may_run and await runs_once_more(durable)
 
-    def _stood_at_the_end(self) -> Stood:
-        """In no call, behind the last line. An attempt that had not come there says nothing of the place: the next one comes as
-        far as the call after it, if that is soon."""
-        running, highest = self._durable.running, self._highest_number()
-        reason = running.cancel_reason or self._held_back or "user"
-        if not self._durable.history.replay.over:
-            return Stood((), reason, highest + 1, _LONGEST, highest)
-        begun = self._durable.keys.count
-        after = self.seconds_to(min(self._came, running.deadline))
-        return Stood((), reason, max(begun, highest) + 1, after, begun)
-
-    def _was_before(self) -> bool:
-        """Whether an earlier attempt has remembered it."""
-        found = self._durable.history.replay.resumed
-        return found is not None and any(line.kind is Kind.CANCELLED for line in found.lines)
-
-    def _highest_number(self) -> int:
-        """Of the main task's calls of which the attempts before have left anything."""
-        replay = self._durable.history.replay
-        if (found := replay.resumed) is None:
-            return 0
-        remembered = highest_number(replay.moments, (number - found.first_block for number in found.blocks))
-        return max(remembered, highest_of(line.key for line in found.lines))
+    def remembers_at_the_end(self, said: Stood) -> None:
+        """The handler has ended before the history had the cancellation, and that says this of it."""
+        self._is_noted()
+        self._durable.history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(said).decode())
 
     # Again
 

@@ -1,0 +1,91 @@
+"""A job that is being cancelled, and whose handler has ended with an exception of its own. No `Cancelled` may have reached it,
+or no durable call have come after one: the history has the cancellation all the same, behind its last line. So the next attempt
+does not go on, but comes there again, and does the clean-up.
+
+Where the handler was told nothing of it, plain code has failed before: the job runs once more by itself, and then some times
+more, later each time (migrations/0083). A client that cannot be opened for a moment leaves no refund to a person.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...lines import BeyondLimit, Kind
+from .failures import comes_from_a_cancellation
+from .keys import highest_number, highest_of
+from .stood import Stood
+
+if TYPE_CHECKING:
+    from ...jobs import CancelReason
+    from .durable import Durable
+
+MOST = 8
+"""So many runs begin in which plain code fails again before the handler is told: half a minute. Then the clean-up is owed."""
+ONCE_MORE = "0:once more"
+"""The key of the moment that says how many of these have begun."""
+_LONGEST = 10.0
+"""Seconds after which the cancellation comes in a plain await, if the attempt had not come to the last line."""
+
+
+async def is_still_to_come(
+    durable: Durable, error: BaseException | None, held_back: CancelReason | None, after: float
+) -> bool:
+    """The handler has ended so, `after` seconds in a plain await. `held_back`: a cancellation that waited for the end of the
+    replay. Returns whether the handler was told nothing of the cancellation, and the history has it."""
+    history, cancelling = durable.history, durable.cancelling
+    reason = durable.running.cancel_reason
+    told = cancelling.noted or comes_from_a_cancellation(error)
+    if not history.has_lines:
+        return False
+    if not (_was_before(durable) or (cancelling.noted and not history.holds(Kind.CANCELLED))):
+        # A child that its block starts again goes on, as long as it has undone nothing.
+        if told and reason not in ("user", "deadline"):
+            return False
+        if not cancelling.noted:
+            cancelling.remembers_at_the_end(_stood_at_the_end(durable, reason or held_back or "user", after))
+        # The lease may be lost, or the history have no room: then a retry finds less.
+        with suppress(RuntimeError, BeyondLimit):
+            history.let_go()
+            await history.written()
+    return not told
+
+
+async def runs_once_more(durable: Durable) -> bool:
+    """Whether the job does, of which that is so."""
+    resumed, history = durable.history.replay.resumed, durable.history
+    if resumed is None or not resumed.cancelling:
+        return True
+    begun = history.replay.moments.get(ONCE_MORE, 0.0)
+    if begun >= MOST:
+        return False
+    with suppress(RuntimeError, BeyondLimit):
+        history.moment(ONCE_MORE, begun + 1, anew=True)
+        await history.written()
+        return True
+    return False
+
+
+def _stood_at_the_end(durable: Durable, reason: CancelReason, after: float) -> Stood:
+    """In no call, behind the last line. An attempt that had not come there says nothing of the place: the next one comes as far
+    as the call after it, if that is soon."""
+    highest = _highest_number(durable)
+    if not durable.history.replay.over:
+        return Stood((), reason, highest + 1, _LONGEST, highest)
+    begun = durable.keys.count
+    return Stood((), reason, max(begun, highest) + 1, after, begun)
+
+
+def _was_before(durable: Durable) -> bool:
+    """Whether an earlier attempt has remembered it."""
+    found = durable.history.replay.resumed
+    return found is not None and any(line.kind is Kind.CANCELLED for line in found.lines)
+
+
+def _highest_number(durable: Durable) -> int:
+    """Of the main task's calls of which the attempts before have left anything."""
+    replay = durable.history.replay
+    if (found := replay.resumed) is None:
+        return 0
+    remembered = highest_number(replay.moments, (number - found.first_block for number in found.blocks))
+    return max(remembered, highest_of(line.key for line in found.lines))
