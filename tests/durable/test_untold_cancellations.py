@@ -146,7 +146,9 @@ async def test_a_job_that_is_cancelled_as_its_handler_fails_runs_once_more_and_c
     assert trees.window.do(family.compensated([job_id])) == [job_id]
 
 
-async def test_code_that_fails_before_it_has_used_its_history_comes_to_the_whole_of_it_in_the_next_run(trees: Trees) -> None:
+async def test_code_that_fails_before_it_has_used_its_history_comes_to_the_whole_of_it_in_the_next_run(
+    trees: Trees,
+) -> None:
     bank = Bank(trees)
 
     @trees.handlers.job(durable=True)

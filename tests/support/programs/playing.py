@@ -264,15 +264,14 @@ class Interpreter:
             await tx.execute("SELECT 1")
             return await effect()
 
+        kinds: dict[str, Any] = {"thread": work, "shielded": shielded, "long thread": long, "transaction": write}
+        function = kinds.get(node["kind"], effect)
+        # Handlers have a function for each thing that they do, or a key. By its name a call is told from another of its number.
+        function.__name__ = label
         await self.point(label, "before")
         try:
-            if node["kind"] == "transaction":
-                got = await job.transaction_step(write, key=node["key"])
-            else:
-                got = await job.step(
-                    {"thread": work, "shielded": shielded, "long thread": long}.get(node["kind"], effect),
-                    key=node["key"],
-                )
+            call = job.transaction_step if node["kind"] == "transaction" else job.step
+            got = await call(function, key=node["key"])
         except Exception as error:
             self.failed.append(label)
             if isinstance(error, (StepFailed, Discard, RetryAfter, Snooze)):
