@@ -147,6 +147,11 @@ def is_cancelled(task: trio.lowlevel.Task) -> bool:
     return task._cancel_status.effectively_cancelled
 
 
+def is_cancelled_in(scope: object) -> bool:
+    """Whether what stands in an `innermost_scope` is cancelled. If Trio does not say, it is not."""
+    return bool(getattr(scope, "effectively_cancelled", False))
+
+
 def is_cancelled_around(scope: trio.CancelScope) -> bool:
     """The same of what is around an open scope."""
     status = scope._cancel_status

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from pulse_trio import Discard, Job, RetryAfter, Snooze, StepFailed, SyncClient
+from pulse_trio.worker.durable import once_more
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -290,7 +291,7 @@ async def test_a_cancelled_job_owes_its_clean_up_where_another_task_fails_before
 
     async def reads(job: Job) -> None:
         await job.step(act, "first page", key="first page")
-        if job.attempt == 2:
+        if 2 <= job.attempt < 3 + once_more.MOST:
             await trio.testing.wait_all_tasks_blocked()
             raise OSError("down")
         await job.step(act, "second page", key="second page")
@@ -309,7 +310,7 @@ async def test_a_cancelled_job_owes_its_clean_up_where_another_task_fails_before
     job_id, client = trees.enqueue("order"), SyncClient(trees.dsn)
     await trees.burst(log=False)
     client.cancel(job_id)
-    await trees.burst(log=False)
+    await ended(trees, job_id)
     assert (trees.job(job_id)["state"], owes(trees, job_id), "refund" in calls) == ("cancelled", True, False)
     client.retry(job_id)
     await trees.burst(log=False)

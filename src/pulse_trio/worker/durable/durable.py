@@ -36,7 +36,7 @@ from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Iterator
     from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
@@ -225,6 +225,8 @@ class Durable:
         task = trio.lowlevel.current_task()
         outer = self.standing.get(task)
         self.standing[task] = call
+        if outer is None:
+            self.quiet.delivering.enters(task)
         step = IN_STEP.get()
         if call.kind == "step":
             IN_STEP.set(call)
@@ -239,6 +241,7 @@ class Durable:
             self.cancelling.moves()
             if outer is None:
                 del self.standing[task]
+                self.quiet.delivering.leaves(task)
             else:
                 self.standing[task] = outer
 
@@ -257,6 +260,7 @@ class Durable:
             self.fail(error)
             raise
         await self.history.written()
+        await self.quiet.delivered(line.line)
         return line
 
     def moment(self, call_key: str, seconds: float, within: str = "") -> float:
@@ -271,6 +275,12 @@ class Durable:
     def all_stand(self, standing: Container[trio.lowlevel.Task] | None = None, *, or_wait: bool = False) -> bool:
         """Whether every task of the handler stands in a durable call (is `standing`), or waits for tasks of its own that do.
         `or_wait`: or waits for what another task does."""
+        return next(self.not_standing(standing, or_wait=or_wait), None) is None
+
+    def not_standing(
+        self, standing: Container[trio.lowlevel.Task] | None = None, *, or_wait: bool = False
+    ) -> Iterator[trio.lowlevel.Task]:
+        """The tasks that do neither."""
         standing = self.standing if standing is None else standing
         for task in tasks_from(self.running.task):
             nurseries = opened_by(task)
@@ -280,8 +290,7 @@ class Durable:
                 and not (nurseries and waits_for_children(nurseries[-1]))
                 and not (or_wait and waits_for_another_task(task))
             ):
-                return False
-        return True
+                yield task
 
     def stands_still(self, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:
         """The replay stands still, and these tasks ask for the ends of children that have none."""

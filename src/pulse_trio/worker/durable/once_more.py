@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...lines import BeyondLimit, Kind
 from .failures import comes_from_a_cancellation
+from .interrupted import Interrupted
 from .keys import highest_number, highest_of
 from .stood import Stood
 
@@ -35,7 +36,9 @@ async def is_still_to_come(
     replay. Returns whether the handler was told nothing of the cancellation, and the history has it."""
     history, cancelling = durable.history, durable.cancelling
     reason = durable.running.cancel_reason
-    told = cancelling.noted or comes_from_a_cancellation(error)
+    # Where plain code failed first, its clean-ups were refused, whatever the replay came to meanwhile.
+    interrupted = isinstance(durable.fatal, Interrupted)
+    told = not interrupted and (cancelling.noted or comes_from_a_cancellation(error))
     if not history.has_lines:
         return False
     if not (_was_before(durable) or (cancelling.noted and not history.holds(Kind.CANCELLED))):

@@ -1,9 +1,9 @@
-"""Whether other tasks of the handler were on their way, in a plain await or out of a call, when a line was written.
+"""How many other tasks of the handler were on their way, in a plain await or out of a call, when a line was written.
 
-No line says that a task has ended. Where all others stood in calls, or had ended, the history says that it was quiet; a later
-attempt then hands the line out when it is quiet again. Else a failure, or a cancellation that follows the line, would find a
-task in its last await or in a scope that has struck, and it would clean up though it had ended before. The same holds for what
-comes after the last line: calls that go on live, deadlines that have passed, the job's cancellation.
+No line says that a task has ended. The history says how many others were busy, and stood in no call; a later attempt then
+hands the line out when no more of them are. Else a failure, or a cancellation that follows the line, would find a task in its
+last await or in a scope that has struck, and it would clean up though it had ended before. The same holds for what comes after
+the last line: calls that go on live, deadlines that have passed, the job's cancellation.
 
 The history is told of changes alone, and nothing of a handler that has one task.
 """
@@ -18,19 +18,23 @@ import trio
 
 from ...lines import Kind
 from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
+from .delivering import Delivering
 from .own_tasks import is_own, own_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...lines import Line
+    from .calls import Call
     from .durable import Durable
 
 QUIET = "0:quiet"
-"""The key of the moments that say so: 1.0 if it was quiet, else 0.0. They hold from the next line on, or from that whose number
-is their name."""
+"""The key of the moments that say so: 1.0 if it was quiet, 2.0 if one task was busy, and so on; 0.0 if it is not known how many
+were. They hold from the next line on, or from that whose number is their name. Workers before 0108 write 0.0 for some, and read
+what is above 1.0 as that."""
 _MOST = 200
-"""Tasks that are looked at for one line; with more it counts as not quiet. A task takes 0.2 us."""
+"""Tasks that are looked at for one line; with more it is not known. A task takes 0.2 us."""
+_UNKNOWN = 0.0
 _LONGEST = 10.0
 """Seconds for which an attempt waits until it is quiet (half of its timeout, if that is less)."""
 _SOON, _LATER = 0.001, 0.05
@@ -40,13 +44,14 @@ _SOON, _LATER = 0.001, 0.05
 class Quiet:
     """Of one attempt."""
 
-    __slots__ = ("_changes", "_durable", "_given_up", "_said", "_since", "_watched")
+    __slots__ = ("_changes", "_durable", "_given_up", "_said", "_since", "_watched", "delivering")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
-        self._changes: list[tuple[int, bool]] = []
-        """The numbers of the lines from which on it was quiet, or not."""
-        self._said: bool | None = None
+        self.delivering = Delivering(durable)
+        self._changes: list[tuple[int, float]] = []
+        """The numbers of the lines from which on so many were busy."""
+        self._said: float | None = None
         """What the history says of the newest line."""
         self._given_up = True
         """Whether this attempt waits no more."""
@@ -57,31 +62,37 @@ class Quiet:
     # Live
 
     def note(self) -> None:
-        """The current task is about to add a line."""
-        if self._is_news():
-            self._durable.history.moment(QUIET, float(self._said is True), anew=True)
+        """The current task is about to add a line. It gets what that says when it is quiet."""
+        if self._said is None and self._durable.history.replay.over and self.has_others():
+            self._said = 1.0
+            self._durable.history.moment(QUIET, self._said, anew=True)
+
+    async def delivered(self, number: int | None = None) -> None:
+        """Waits until the current task may go on with what the line with this number says, or a line that it holds."""
+        await self.delivering.turn()
+        self.note_held(number)
 
     def note_held(self, number: int | None = None, *, cut: bool = False) -> None:
-        """It is about to hold a line, or has written that with this number by itself. `cut`: the line says what has cut it
-        short, in a call or in a plain await."""
-        if self._is_news(in_call=not cut or trio.lowlevel.current_task() in self._durable.standing):
+        """It is about to hold a line, or has written that with this number. `cut`: the line says what has cut it short, in a
+        call or in a plain await."""
+        if not self._durable.history.replay.over or not self.has_others():
+            return
+        task = trio.lowlevel.current_task()
+        busy = self.busy(task)
+        before, self._said = self._said, _UNKNOWN if busy is None else 1.0 + len(busy)
+        if busy is not None and cut and task not in self._durable.standing:
+            self._said += 1.0
+        if self._said != before:
             name = "" if number is None else str(number)
-            self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(float(self._said is True)))
-
-    def _is_news(self, *, in_call: bool = True) -> bool:
-        """`in_call`: whether the current task is, or was."""
-        if not self._durable.history.replay.over or not self._has_others():
-            return False
-        before, self._said = self._said, in_call and not self._is_busy(trio.lowlevel.current_task())
-        return self._said is not before
+            self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(self._said))
 
     def note_suspension(self) -> None:
         """The handler is about to be suspended: every task of it stands."""
-        if self._said is False or (self._said is None and self._has_others()):
-            self._said = True
+        if self._said != 1.0 and (self._said is not None or self.has_others()):
+            self._said = 1.0
             self._durable.history.moment(QUIET, 1.0, anew=True)
 
-    def _has_others(self) -> bool:
+    def has_others(self) -> bool:
         """Whether the handler has opened a nursery, so that there are other tasks, or were."""
         running = self._durable.running
         assert running.task is not None  # noqa: S101 -- it runs
@@ -92,28 +103,41 @@ class Quiet:
                 return True
         return False
 
-    def _is_busy(self, besides: trio.lowlevel.Task | None = None) -> bool:
-        """Whether a task is neither in a call nor waits for others."""
-        standing, looked_at = self._durable.standing, 0
+    def busy(self, besides: trio.lowlevel.Task | None = None) -> list[trio.lowlevel.Task] | None:
+        """The tasks that are neither in a call nor wait for others, or are being cut short in a call. None: there are too many
+        tasks to look at."""
+        standing, looked_at, found = self._durable.standing, 0, list[trio.lowlevel.Task]()
         for task in tasks_from(self._durable.running.task):
             looked_at += 1
             if looked_at > _MOST:
-                return True
-            if task is besides:
+                return None
+            if task is besides or self.delivering.has(task):
                 continue
-            if task in standing:
-                if is_cancelled(task):
-                    return True
-            elif not _waits(task):
-                return True
-        return False
+            if self._is_cut(task, standing[task]) if task in standing else not _waits(task):
+                found.append(task)
+        return found
+
+    def _is_cut(self, task: trio.lowlevel.Task, call: Call) -> bool:
+        # One that has its line all the same is shielded while it waits for that.
+        return self.delivering.is_cut(task) if call.turn is None else is_cancelled(task)
+
+    def allowed(self, place: int) -> float:
+        """How many tasks may be busy when the line with this number is handed out: as many as were. Infinite: that is not
+        known."""
+        index = bisect_right(self._changes, (place, math.inf)) - 1
+        said = self._changes[index][1] if index >= 0 else _UNKNOWN
+        return math.inf if said == _UNKNOWN else said - 1.0
 
     # Again
 
     def resumes(self, lines: Iterable[Line]) -> None:
         """The attempts before have written these."""
         told = [line for line in lines if line.kind is Kind.MOMENT and line.key == QUIET]
-        self._changes = sorted((int(line.name or line.line), line.value == "1.0") for line in told)
+        # Of two that say it of the same line the newer one holds.
+        changes = {
+            int(line.name or line.line): float(line.value or 0) for line in sorted(told, key=lambda line: line.line)
+        }
+        self._changes = sorted(changes.items())
         if self._changes:
             self._said, self._given_up = self._changes[-1][1], False
 
@@ -124,9 +148,11 @@ class Quiet:
         durable = self._durable
         line, now = durable.history.replay.next_line, trio.current_time()
         place = durable.history.latest + 1 if line is None else line.line
-        if not self._was_quiet(place) or durable.fatal is not None or durable.running.scope_nursery is None:
+        allowed = self.allowed(place)
+        if allowed == math.inf or durable.fatal is not None or durable.running.scope_nursery is None:
             return False
-        if not self._is_busy():
+        busy = self.busy()
+        if busy is not None and len(busy) <= allowed:
             self._given_up = line is None
             return False
         if self._since[0] != place:
@@ -140,10 +166,6 @@ class Quiet:
             self._watched = True
             durable.running.scope_nursery.start_soon(self._watch, name="a replay that waits until it is quiet")
         return True
-
-    def _was_quiet(self, place: int) -> bool:
-        index = bisect_right(self._changes, (place, True)) - 1
-        return index >= 0 and self._changes[index][1]
 
     @own_task
     async def _watch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,7 +21,7 @@ from .standing import is_behind_a_cut, is_cut_now
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from ...lines import Resumed
+    from ...lines import Line, Resumed
     from ..jobs.running_job import RunningJob
     from .attempts import DurableParts
     from .durable import Durable
@@ -93,11 +94,11 @@ def help_on(durable: Durable, since: float) -> bool:
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
     half = (durable.running.timeout_deadline - durable.running.sent) / 2
-    stood_still = trio.current_time() - since
+    stood_still, line = trio.current_time() - since, replay.next_line
     if stuck and durable.cancelling.noted:
         # What has failed in a clean-up is done again though an outer one had undone its part after it: that has its lines then.
         durable.hand_out(early=True, anew=True)
-        if replay.over or not replay.idle:
+        if _has_gone_on(replay, line):
             return False
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
@@ -105,7 +106,7 @@ def help_on(durable: Durable, since: float) -> bool:
     if stuck and any(map(is_behind_a_cut, waiting)):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line.
         durable.hand_out(early=True)
-        if replay.over or not replay.idle:
+        if _has_gone_on(replay, line):
             return False
     if stuck:
         if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):
@@ -118,6 +119,12 @@ def help_on(durable: Durable, since: float) -> bool:
     return False
 
 
+def _has_gone_on(replay: Replay, line: Line | None) -> bool:
+    """Whether the replay has, from this line: a call has its turn, or a cancellation has come, and what it cuts short has yet
+    to go on."""
+    return replay.over or not replay.idle or replay.next_line is not line
+
+
 def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: Trio gives
     them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first.
@@ -125,7 +132,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     anew instead: tasks would be cut short that had ended by then.
     """
     replay = durable.history.replay
-    if not durable.all_stand(_waiting(durable), or_wait=True) or durable.all_stand():
+    if not _only_wait(durable) or durable.all_stand():
         return False
     if (line := replay.comes_before_others()) is not None and cuts_too_early(durable, line):
         if stood_still is None or not stands_long_enough(durable, stood_still):
@@ -148,6 +155,15 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     elif replay.goes_on_by_keys():
         durable.hand_out()
     return False
+
+
+def _only_wait(durable: Durable) -> bool:
+    """Whether every task waits for its line or for another task, but for as many as were busy when the next line was written:
+    what draws a progress bar sleeps between two looks at it, and comes to no call."""
+    line = durable.history.replay.next_line
+    allowed = 0.0 if line is None else durable.quiet.allowed(line.line)
+    busy = sum(1 for _ in durable.not_standing(_waiting(durable), or_wait=True))
+    return busy <= (0.0 if allowed == math.inf else allowed)
 
 
 def help_those_who_ask(durable: Durable, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:

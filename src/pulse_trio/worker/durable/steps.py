@@ -111,7 +111,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
                     raise _FenceLost
                 decided.shield = True
             durable.history.are_written(number)
-            durable.quiet.note_held(number)
+            await durable.quiet.delivered(number)
             return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
     except _FenceLost:
         if not running.ended:

@@ -93,6 +93,7 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
                 line = await _receive(durable, call)
                 now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
                 if line is not None:
+                    await durable.quiet.delivered(line.line)
                     return line
                 if now >= end:
                     break
@@ -110,7 +111,6 @@ async def _receive(durable: Durable, call: Call) -> Line | None:
         wanted = Wanted(claim, number, call.key, call.name)
         payload = await durable.parts.receiver.receive(wanted, durable.running)
         if payload is not None:
-            durable.quiet.note_held(number)
             return Line(number, Kind.EVENT, call.key, call.name, payload)
     history.unused(number)
     await trio.lowlevel.checkpoint()

@@ -322,7 +322,8 @@ class Runner:
             leaves = [leaf for leaf in leaves if leaf not in refused]
             error = parted(error, leaves)
         mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
-        if len(mine) < len(leaves) and (job.outcome is None or job.outcome.kind != "failed"):
+        # Where the handler itself has said that it is to run again, a task beside it that failed, too, says no more.
+        if len(mine) < len(leaves) and (job.outcome is None or job.outcome.kind not in ("failed", "released")):
             jobs = parted(error, [leaf for leaf in leaves if not _is_the_programs(leaf)]) if mine else error
             job.outcome = self._failed(job, jobs)
         return None if not mine else error if mine == [error] else parted(error, mine)

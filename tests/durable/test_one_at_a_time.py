@@ -1,0 +1,205 @@
+"""A handler of several tasks gets one result at a time, and the next one when it has come to rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from pulse_trio import Job, SyncClient
+from pulse_trio.worker.durable import delivering, quiet
+
+if TYPE_CHECKING:
+    import pytest
+
+    from support.trees import Trees
+
+
+async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_a_later_attempt(trees: Trees) -> None:
+    """The loser of the inner race closes its connection, so that race ends after the stop has come. No later attempt calls it
+    again: there the inner race ended at once, and the handler went on with a winner that no step had seen."""
+    ways: list[list[str]] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        won, cut = list[str](), trio.Event()
+
+        async def near() -> None: ...
+
+        async def far() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                cut.set()
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(0.1)
+
+        async def stop() -> None:
+            await cut.wait()
+
+        async def customer(race: trio.Nursery) -> None:
+            async with trio.open_nursery() as hedge:
+
+                async def asked() -> None:
+                    await job.step(near, key="near")
+                    hedge.cancel_scope.cancel()
+
+                hedge.start_soon(lambda: job.step(far, key="far"))
+                await wait_all_tasks_blocked()
+                hedge.start_soon(asked)
+            ends("customer", race)
+
+        async def dispatcher(race: trio.Nursery) -> None:
+            await job.step(stop, key="stop")
+            ends("stop", race)
+
+        def ends(who: str, race: trio.Nursery) -> None:
+            won.append(who)
+            race.cancel_scope.cancel()
+
+        async with trio.open_nursery() as race:
+            race.start_soon(customer, race)
+            race.start_soon(dispatcher, race)
+        ways.append(won)
+        await job.wait_for_event("go on")
+        return won[0]
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+        SyncClient(trees.dsn).send_event(job_id, "go on")
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "customer")
+    assert ways == [["customer", "stop"]] * 2
+
+
+async def test_two_results_that_come_together_end_the_same_race_again(trees: Trees) -> None:
+    """One of them has to end a nursery before it has won."""
+    ways: dict[int, list[str]] = {}
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        won: list[str] = []
+
+        async def customer(race: trio.Nursery) -> None:
+            async with trio.open_nursery() as nursery:
+
+                async def one(how: str) -> None:
+                    await job.wait_for_event(how, key=how)
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(one, "mail")
+                nursery.start_soon(one, "phone")
+            ends("customer", race)
+
+        async def dispatcher(race: trio.Nursery) -> None:
+            await job.wait_for_event("stop", key="stop")
+            ends("stop", race)
+
+        def ends(who: str, race: trio.Nursery) -> None:
+            if not won:
+                won.append(who)
+                race.cancel_scope.cancel()
+
+        async with trio.open_nursery() as race:
+            race.start_soon(customer, race)
+            race.start_soon(dispatcher, race)
+        ways.setdefault(job.id, []).append(won[0])
+        await job.wait_for_event("go on")
+        return won[0]
+
+    ids, client = [trees.enqueue("order") for _ in range(8)], SyncClient(trees.dsn)
+    with trio.fail_after(60):
+        await trees.burst()
+        for job_id in ids:
+            client.send_event(job_id, "phone")
+            client.send_event(job_id, "stop")
+        await trees.burst()
+        for job_id in ids:
+            client.send_event(job_id, "go on")
+        await trees.burst()
+    assert [trees.job(job_id)["error"] for job_id in ids] == [None] * 8
+    assert [len(set(way)) for way in ways.values()] == [1] * 8
+
+
+async def test_what_draws_a_progress_bar_keeps_no_replay_waiting(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps between two looks, and comes to no durable call. Where the limiter is given to other tasks than before, each
+    line took a minute."""
+    monkeypatch.setattr(quiet, "_LONGEST", 3600.0)
+    calls: list[int] = []
+
+    async def fetch(page: int) -> int:
+        calls.append(page)
+        return page
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def resize(job: Job) -> list[int]:
+        limiter, turns = trio.CapacityLimiter(1), [trio.Event() for _ in range(6)]
+        pages: list[int] = []
+
+        async def bar() -> None:
+            await trio.sleep_forever()
+
+        async def one(page: int) -> None:
+            await turns[page].wait()
+            async with limiter:
+                pages.append(await job.step(fetch, page, key=f"page-{page}"))
+
+        async with trio.open_nursery() as outer:
+            outer.start_soon(bar)
+            async with trio.open_nursery() as nursery:
+                for page in range(6):
+                    nursery.start_soon(one, page)
+                for turn in turns if job.attempt == 1 else reversed(turns):
+                    turn.set()
+                    await wait_all_tasks_blocked()
+            outer.cancel_scope.cancel()
+        await job.wait_for_event("go on")
+        return sorted(pages)
+
+    job_id = trees.enqueue("resize")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(20):
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, list(range(6)))
+    assert calls == list(range(6))
+
+
+async def test_a_task_in_a_plain_await_is_waited_for_once(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it makes a durable call. Then it is waited for again."""
+    waited: list[float] = []
+    monkeypatch.setattr(delivering, "_PLAIN", 0.2)
+
+    async def step() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        called = trio.Event()
+
+        async def looks() -> None:
+            await called.wait()
+            await job.step(step, key="looks")
+            await trio.sleep_forever()
+
+        async def measured() -> None:
+            began = trio.current_time()
+            await job.step(step, key=f"main {len(waited)}")
+            waited.append(trio.current_time() - began)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(looks)
+            await measured()
+            await measured()
+            called.set()
+            await wait_all_tasks_blocked(0.05)
+            await measured()
+            await measured()
+            nursery.cancel_scope.cancel()
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert [seconds >= 0.2 for seconds in waited] == [True, False, True, False]

@@ -1,0 +1,118 @@
+"""A task of the handler that makes no durable call, beside others that do: it asks a cache, or draws a progress bar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Job, SyncClient
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+JOBS = 8
+"""Whether its plain await ends before or after a look of the replay is a matter of chance."""
+
+
+@pytest.mark.parametrize("plain", [0.05, 0.0, None])
+async def test_a_deadline_strikes_again_in_a_later_attempt_whenever_that_task_ends(
+    trees: Trees, plain: float | None
+) -> None:
+    """The replay waited until it was as quiet as before. If a look found all tasks standing still in between, the job was
+    dead. `plain`: its seconds; None: until the others have ended."""
+
+    async def charge() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        paid = ""
+
+        async def pays() -> None:
+            nonlocal paid
+            with job.move_on_after(0.05, key="patience") as patience:
+                await job.step(charge, key="charge")
+            if patience.cancelled_caught:
+                paid = await job.step(_invoice, key="invoice")
+
+        async def approved() -> None:
+            await job.wait_for_event("approved", key="approved")
+
+        async with trio.open_nursery() as outer:
+            outer.start_soon(trio.sleep, 3600 if plain is None else plain)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pays)
+                nursery.start_soon(approved)
+            outer.cancel_scope.cancel()
+        await job.wait_for_event("go on")
+        return paid
+
+    ids, client = [trees.enqueue("order") for _ in range(JOBS)], SyncClient(trees.dsn)
+    with trio.fail_after(60):
+        for name in ("approved", "go on"):
+            if plain is None and name == "approved":
+                # What is in a plain await keeps the handler from being suspended.
+                for job_id in ids:
+                    client.send_event(job_id, name)
+                continue
+            await trees.burst()
+            for job_id in ids:
+                client.send_event(job_id, name)
+        await trees.burst()
+    assert [(trees.job(job_id)["error"], trees.job(job_id)["result"]) for job_id in ids] == [(None, "invoice")] * JOBS
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["move_on_after", "fail_after"])
+async def test_deadlines_that_passed_between_two_attempts_strike_in_the_same_order_again(
+    trees: Trees, *, fails: bool
+) -> None:
+    """Each task comes to its scope as soon as its settings are read, and that takes another time in each attempt."""
+
+    async def tool() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=9)
+    async def agent(job: Job) -> list[str]:
+        answers: list[str] = []
+        deadline = job.fail_after if fails else job.move_on_after
+
+        async def asks(number: int) -> None:
+            await trio.sleep(0.003 * ((number * 7 + job.attempt * 3 + job.id) % 5))
+            try:
+                with deadline(0.1, key=f"deadline {number}") as patience:
+                    await job.step(tool, key=f"tool {number}")
+            except trio.TooSlowError:
+                pass
+            if patience.cancelled_caught:
+                answers.append(await job.step(_invoice, key=f"without {number}"))
+
+        async def fails_once() -> None:
+            if job.attempt == 1:
+                await trio.sleep(0.05)
+                raise OSError("down")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_once)
+            for number in range(4):
+                nursery.start_soon(asks, number)
+        await job.wait_for_event("go on")
+        return answers
+
+    ids, client = [trees.enqueue("agent") for _ in range(JOBS)], SyncClient(trees.dsn)
+    with trio.fail_after(60):
+        await trees.burst(log=False)
+        await trio.sleep(0.1)
+        trees.again()
+        await trees.burst()
+        for job_id in ids:
+            client.send_event(job_id, "go on")
+        await trees.burst()
+    assert [(trees.job(job_id)["error"], trees.job(job_id)["result"]) for job_id in ids] == [
+        (None, ["invoice"] * 4)
+    ] * JOBS
+
+
+async def _invoice() -> str:
+    return "invoice"
