@@ -13,6 +13,7 @@ from pulse_trio.worker.durable import delivering, quiet
 if TYPE_CHECKING:
     import pytest
 
+    from pulse_trio.durable_calls import DurableScope
     from support.trees import Trees
 
 
@@ -165,6 +166,70 @@ async def test_what_draws_a_progress_bar_keeps_no_replay_waiting(trees: Trees, m
         await trees.burst()
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, list(range(6)))
     assert calls == list(range(6))
+
+
+async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck_too_late(trees: Trees) -> None:
+    """Another one strikes with it, and cuts its task short, which makes a step in its place before the result has its turn."""
+    ways: list[list[object]] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        scopes: dict[str, DurableScope] = {}
+        cut, answered, listed = trio.Event(), trio.Event(), trio.Event()
+        way: list[object] = []
+
+        async def closes() -> None:
+            """Keeps the result from its turn."""
+            try:
+                await trio.sleep_forever()
+            finally:
+                cut.set()
+                with trio.CancelScope(shield=True):
+                    await listed.wait()
+
+        async def answer() -> str:
+            await cut.wait()
+            answered.set()
+            return "answer"
+
+        async def list_price() -> None:
+            listed.set()
+
+        async def asks() -> None:
+            with job.move_on_after(3600, key="asks") as scopes["asks"]:
+                way.append(await job.step(answer, key="answer"))
+            way.append(scopes["asks"].cancel_called)
+
+        async def waits() -> None:
+            with job.move_on_after(3600, key="waits") as scopes["waits"]:
+                await job.wait_for_event("never", key="never")
+            await job.step(list_price, key="list price")
+
+        async def hedge() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: job.step(closes, key="closes"))
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for task in (asks, waits, hedge):
+                nursery.start_soon(task)
+            if job.attempt == 1:
+                await answered.wait()
+                await trio.sleep(0.05)
+                for scope in scopes.values():
+                    scope.cancel()
+        ways.append(way)
+        await job.wait_for_event("go on")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+        SyncClient(trees.dsn).send_event(job_id, "go on")
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "done")
+    assert ways == [["answer", True]] * 2
 
 
 async def test_a_task_in_a_plain_await_is_waited_for_once(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:

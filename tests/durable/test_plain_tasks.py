@@ -114,5 +114,44 @@ async def test_deadlines_that_passed_between_two_attempts_strike_in_the_same_ord
     ] * JOBS
 
 
+async def test_deadlines_around_a_limiter_strike_again_whichever_tasks_have_it(trees: Trees) -> None:
+    """Those that had it stood in a call when the others were cut short. Now they wait for it, and never come to that call."""
+
+    async def hangs() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def quotes(job: Job) -> list[str]:
+        limiter, turns = trio.CapacityLimiter(2), [trio.Event() for _ in range(4)]
+        found: list[str] = []
+
+        async def one(number: int) -> None:
+            await turns[number].wait()
+            with job.move_on_after(0.1, key=f"deadline {number}") as scope:
+                async with limiter:
+                    await job.step(hangs, key=f"ask {number}")
+            if scope.cancelled_caught:
+                found.append(await job.step(_invoice, key=f"list price {number}"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(one, number)
+            for turn in turns if job.attempt == 1 else reversed(turns):
+                turn.set()
+                await trio.sleep(0.005)
+        await job.wait_for_event("go on")
+        return found
+
+    ids, client = [trees.enqueue("quotes") for _ in range(JOBS)], SyncClient(trees.dsn)
+    with trio.fail_after(60):
+        await trees.burst()
+        for job_id in ids:
+            client.send_event(job_id, "go on")
+        await trees.burst()
+    assert [(trees.job(job_id)["error"], trees.job(job_id)["result"]) for job_id in ids] == [
+        (None, ["invoice"] * 4)
+    ] * JOBS
+
+
 async def _invoice() -> str:
     return "invoice"

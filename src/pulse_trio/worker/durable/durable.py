@@ -16,7 +16,7 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
-from ...trio_internals import opened_by, tasks_from, waits_for_another_task, waits_for_children
+from ...trio_internals import opened_by, scopes_around, tasks_from, waits_for_another_task, waits_for_children
 from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call, Turn
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 _AT_ONCE, _FIRST_LOOK, _LONGEST_LOOK = 0.001, 0.05, 1.0
 """Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends.
 The call that began last looks at once: behind a limiter each line of the history may need a look."""
-
 
 RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
@@ -298,14 +297,17 @@ class Durable:
 
     # Cancellation
 
-    def note_cancellation(self, *, cuts: bool = True, clean_up: bool = False) -> None:
+    def note_cancellation(self, *, of: Scope | None = None, clean_up: bool = False) -> None:
         """A durable call was cancelled, or one begins in a task that was, as its `clean_up`: what struck is remembered, with
-        where the tasks stood. Without `cuts` it is known only that something has struck."""
+        where the tasks stood. `of`: it is known only that this scope has struck."""
         if not self.history.replay.over:
             return
-        at = self.keys_that_stand()
+        at, around = self.keys_that_stand(), set(scopes_around(trio.lowlevel.current_task()))
         for scope in self.scopes:
-            scope.note(at, cuts=cuts, clean_up=clean_up)
+            # What stands in another one may have its result already, and only wait for its turn: whether that struck too late
+            # is known when it goes on.
+            if scope is of or (of is None and scope.inner in around):
+                scope.note(at, cuts=of is None, clean_up=clean_up)
         self.cancelling.note(at, clean_up=clean_up)
 
     def keys_that_stand(self) -> tuple[str, ...]:

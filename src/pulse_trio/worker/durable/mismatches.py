@@ -20,8 +20,8 @@ def mismatch(job_id: int, line: Line, now: str, *, cause: str = _CHANGED, reorde
     """The error. `now` says where the handler is. `reordered`: the order of its tasks may be all that is different."""
     why = _REORDERED.format(job_id) if reordered else cause
     return ReplayMismatch(
-        f"job {job_id}, {line}, but {now}. {why}: branch on job.version, or run it again from the beginning: "
-        f"pulse-trio jobs retry {job_id} --afresh"
+        f"job {job_id}, {line}, but {now}. {why}: branch on job.version, or run it again from the beginning, which calls "
+        f"each step again: pulse-trio jobs retry {job_id} --afresh"
     )
 
 

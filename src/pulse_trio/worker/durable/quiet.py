@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 QUIET = "0:quiet"
 """The key of the moments that say so: 1.0 if it was quiet, 2.0 if one task was busy, and so on; 0.0 if it is not known how many
-were. They hold from the next line on, or from that whose number is their name. Workers before 0108 write 0.0 for some, and read
-what is above 1.0 as that."""
+were. They hold from the next line on, or from that whose number is their name. Workers of versions before write 0.0 where
+any was busy, and read what is above 1.0 as that."""
 _MOST = 200
 """Tasks that are looked at for one line; with more it is not known. A task takes 0.2 us."""
 _UNKNOWN = 0.0

@@ -303,6 +303,12 @@ class Replay:
         """The line that is handed out next."""
         return self._lines[0] if self._lines else None
 
+    @property
+    def strikes_next(self) -> bool:
+        """Whether the next line says that a scope struck which is open."""
+        line = self.next_line
+        return line is not None and line.kind is Kind.SCOPE_CANCELLED and line.key in self.scopes and not is_late(line)
+
     def missing(self) -> Line | None:
         """The failure that a call which waits had when the next line was written, and that was left out: that line may rest on
         it. None: there is no such failure."""

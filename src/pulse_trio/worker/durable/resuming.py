@@ -103,8 +103,9 @@ def help_on(durable: Durable, since: float) -> bool:
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
         return False
-    if stuck and any(map(is_behind_a_cut, waiting)):
-        # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line.
+    if stuck and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):
+        # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line. Or a scope has struck
+        # while others stood in calls to which they come no more: a limiter was given to other tasks then.
         durable.hand_out(early=True)
         if _has_gone_on(replay, line):
             return False
@@ -143,8 +144,9 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
             # The clean-up would not know what was done, and say that all is undone.
             misfit(durable, replay.stuck(reordered=True), durable.standing)
             return False
+    following = replay.next_line
     durable.hand_out(early=True)
-    if stood_still is None or not replay.idle or replay.over:
+    if stood_still is None or _has_gone_on(replay, following):
         return False
     if durable.failures.recall():
         durable.hand_out()

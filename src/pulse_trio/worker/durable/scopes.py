@@ -184,7 +184,7 @@ class Scope(NoScopeOfTrios):
                 self._durable.hand_out()
             return
         self.inner.cancel()
-        self._durable.note_cancellation(cuts=False)
+        self._durable.note_cancellation(of=self)
 
     def goes_on_live(self) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
@@ -201,7 +201,7 @@ class Scope(NoScopeOfTrios):
             self.inner.cancel()
 
     def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
-        """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short in it may be one of them.
+        """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short is one of them.
         `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again."""
         if not self.inner.cancel_called:
             return
@@ -209,8 +209,7 @@ class Scope(NoScopeOfTrios):
             self._so_far.late = False
         if clean_up and not self._so_far.cleans_up:
             self._so_far.cleans_up = True
-            if self.inner in scopes_around(trio.lowlevel.current_task()):
-                self._so_far.place = place_of_the_cut()
+            self._so_far.place = place_of_the_cut()
         if self._stood is None and (line := self._durable.history.replay.struck_by_key(self.key)) is not None:
             self._stood, self.line = stood(line), line.line
         if self._stood is None:
@@ -289,7 +288,7 @@ class Scope(NoScopeOfTrios):
             self._ends_in_time(raises=error is not None)
 
     def _is_cut_short(self) -> None:
-        self._durable.note_cancellation(cuts=False)
+        self._durable.note_cancellation(of=self)
         self._count_calls()
         if self.in_main and self._stood is not None:
             self._durable.keys.go_on_after(self._stood.count)
