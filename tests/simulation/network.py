@@ -166,7 +166,7 @@ class Store(MemoryStore):
             "claim_suspect", lambda store: MemoryStore.claim_suspect(store, queues, session=session, fresh=fresh)
         )
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         self._renew_session()
         return await self._through("claim_limited", lambda store: MemoryStore.claim_limited(store, queue, limit, turns))
 

@@ -115,6 +115,29 @@ async def test_free_slots_are_filled_without_a_wait(mock_clock: MockClock) -> No
     assert size.most == 10
 
 
+async def test_workers_that_take_turns_claim_for_all_slots_when_the_jobs_of_the_last_claim_have_begun(
+    mock_clock: MockClock,
+) -> None:
+    slots = Slots(due=5, free=5)
+    slots.whole = 5  # as with many slots
+    size = size_of(slots, took=1, clock=mock_clock)
+    assert size.most == 5
+    size.answered(trio.current_time() - 1, 5, may_exceed=False, took_turns=True)
+    assert size.most == 10
+    async with waiting(size.wait) as waited:
+        for _ in range(5):
+            await trio.lowlevel.checkpoint()
+            assert not waited.is_set()
+            slots.due.popleft()
+        await wait_all_tasks_blocked()
+    assert waited.is_set()
+    # A turn that brought nothing says nothing; one that brought fewer jobs than were asked for ends it.
+    size.answered(trio.current_time(), 0, may_exceed=False)
+    assert size.most == 10
+    size.answered(trio.current_time(), 3, may_exceed=False)
+    assert size.most == 5
+
+
 class Table:
     """A job table of which only the slots and the number of running jobs matter."""
 

@@ -108,6 +108,19 @@ def test_another_worker_at_its_claim_is_left_alone_for_as_long_as_a_claim_takes_
     assert book.ready(14.001) == ["q"]
 
 
+def test_a_turn_that_was_waited_for_in_vain_is_waited_for_again_at_once_but_not_for_ever(book: LimitedQueues) -> None:
+    met = answer(0.005, blocked=True)._replace(waited=True)
+    for _ in range(50):
+        book.claimed("q", met, 10.0, 10.05)
+        assert book.ready(10.05) == ["q"]
+        assert not book.nothing_due
+    book.claimed("q", met, 10.0, 10.05)
+    assert book.next_try == pytest.approx(11.05)
+    # One that came is no reason for a pause.
+    book.claimed("q", answer(0.0, claims=2)._replace(waited=True), 12.0, 12.05)
+    assert book.ready(12.05) == ["q"]
+
+
 def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twentieth(book: LimitedQueues) -> None:
     for _ in range(50):
         book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)

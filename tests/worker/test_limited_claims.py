@@ -10,13 +10,14 @@ import trio
 
 from pulse_trio.errors import StatementRefused
 from pulse_trio.observe import ClaimRefused
+from pulse_trio.store import Limited
 from pulse_trio.testing.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store import ClaimCursor, ClaimResult, Limited
+    from pulse_trio.store import ClaimCursor, ClaimResult
     from support.stage import Stage
 
 
@@ -175,16 +176,62 @@ async def test_a_kind_paused_and_resumed_takes_effect_within_a_second(noop: Stag
         assert [job.state for job in jobs] == ["completed"] * 2
 
 
+class Taken(MemoryStore):
+    """Another worker claims from the queue at the first tries. Notes for how long each claim may wait for that."""
+
+    tries = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.waits: list[float] = []
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
+        self.waits.append(wait)
+        self.calls.append("turn")
+        if len(self.waits) <= self.tries:
+            await trio.sleep(wait)
+            return Limited([], trio.current_time(), 0.005, True, turns, waited=wait > 0)
+        return await super().claim_limited(queue, limit, turns)
+
+
+async def test_a_turn_at_the_only_queue_is_waited_for_again_and_again_without_a_sweep_between(noop: Stage) -> None:
+    store = Taken(noop.database)
+    store.tries = 10
+    noop.enqueue("noop", key="a")
+    began = trio.current_time()
+    await noop.worker(store, burst=True, watch=False).run()
+    assert {job.state for job in noop.database.jobs.values()} == {"completed"}
+    assert store.waits[:11] == [0.05] * 11
+    assert trio.current_time() - began < 0.7
+    turns = [place for place, call in enumerate(store.calls) if call == "turn"]
+    # After the first, a sweep for what was notified before the worker listened.
+    assert "sweep" not in store.calls[turns[1] : turns[10]]
+
+
+@pytest.mark.parametrize("beside", ["a plain job", "another queue with a limit"])
+async def test_no_turn_is_waited_for_while_other_queues_have_jobs(beside: str, noop: Stage) -> None:
+    store = Taken(noop.database)
+    noop.handlers.queue("narrow", limit=1)
+    noop.enqueue("noop", key="a", seconds=1)
+    if beside == "a plain job":
+        noop.enqueue("noop", delay=0.5)
+    else:
+        noop.enqueue("noop", queue="narrow", seconds=1)
+    await noop.worker(store, burst=True).run()
+    assert {job.state for job in noop.database.jobs.values()} == {"completed"}
+    assert store.waits[0] == 0
+
+
 class Refusing(MemoryStore):
     """Refuses claims from the queues in `bad`, as PostgreSQL does for what a row holds."""
 
     bad = ("bad",)
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         if queue in self.bad:
             await trio.lowlevel.checkpoint()
             raise StatementRefused(f"claiming from the queue {queue!r}: integer out of range")
-        return await super().claim_limited(queue, limit, turns)
+        return await super().claim_limited(queue, limit, turns, wait=wait)
 
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()

@@ -7,4 +7,4 @@ SELECT (c.claimed).id, (c.claimed).attempt, (c.claimed).max_attempts, (c.claimed
        c.again_in, c.blocked, c.turns_after::text
 FROM :"schema".claim_limited(%(queue)s::text, %(session)s::bigint, %(lease)s::interval, %(limit)s::int,
                              %(paused_kinds)s::text[],
-                             %(turns)s::jsonb || jsonb_build_object('size', %(size)s::bigint)) c
+                             %(turns)s::jsonb || jsonb_build_object('size', %(size)s::bigint, 'wait', %(wait)s::int)) c

@@ -144,11 +144,11 @@ class Claims:
         allowance.took(size, seconds)
         return bounded
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         """Claims up to `limit` jobs of a queue that has limits or keys: no more than they allow, over all workers.
 
-        `turns` is what the last call for this queue returned. Raises `StatementRefused` if a row of the queue makes PostgreSQL
-        fail."""
+        `turns` is what the last call for this queue returned. One worker claims from a queue at a time: this call waits up to
+        `wait` seconds for another's. Raises `StatementRefused` if a row of the queue makes PostgreSQL fail."""
         try:
             async with self._link.using(patience=self._patience) as connection:
                 await self._sessions.ensure(connection)
@@ -161,6 +161,7 @@ class Claims:
                     "paused_kinds": self._paused_kinds,
                     "turns": turns,
                     "size": self._allowance.size,
+                    "wait": round(wait * 1000),
                 }
                 sent = trio.current_time()
                 with refused_rows(f"claiming from the queue {queue!r}"):

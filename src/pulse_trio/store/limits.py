@@ -17,7 +17,7 @@ class Limited(NamedTuple):
     """What a limited claim brought, in the order of the jobs' turns.
 
     After `again_in` seconds another try may bring some (None: when a job ends or arrives). `blocked`: a due job had to wait.
-    `turns` is for the next call.
+    `turns` is for the next call. `waited`: another was at its claim, whose end was waited for; in vain if it brought nothing.
     """
 
     claims: list[Claim]
@@ -25,6 +25,7 @@ class Limited(NamedTuple):
     again_in: float | None
     blocked: bool
     turns: str
+    waited: bool = False
 
 
 def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> Limited:
@@ -34,7 +35,8 @@ def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> 
     claims = [
         claim for *job, _, holds, _ in jobs for claim in claims_of([job], session, PermitClaim if holds else Claim)
     ]
-    return Limited(claims, sent, again_in, blocked, turns)
+    # A key of a user's cannot look like this: its quotation marks are escaped.
+    return Limited(claims, sent, again_in, blocked, turns, waited='"waited": true' in turns)
 
 
 def limits_parameters(limits: QueueLimits) -> dict[str, Any]:

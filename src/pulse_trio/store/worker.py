@@ -183,9 +183,9 @@ class WorkerStore:
         """See Claims."""
         return await self.claims.complete_and_claim(limit, slots, completed)
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         """See Claims."""
-        return await self.claims.claim_limited(queue, limit, turns)
+        return await self.claims.claim_limited(queue, limit, turns, wait=wait)
 
     async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
         """See Claims."""

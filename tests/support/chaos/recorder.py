@@ -150,9 +150,9 @@ class RecordedClaims(_Recorded):
             answer |= _claimed(exchange.claims, exchange.sent)
         return exchange
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         with self._recorder.operation("claim_limited", reports=[]) as answer:
-            limited = await self._part.claim_limited(queue, limit, turns)
+            limited = await self._part.claim_limited(queue, limit, turns, wait=wait)
             answer |= _claimed(limited.claims, limited.sent)
         return limited
 

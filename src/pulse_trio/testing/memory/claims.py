@@ -235,7 +235,7 @@ class MemoryClaims(MemoryLink):
             and (queues is None or job.queue in queues)
         ]
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         sent = trio.current_time()
         await self.trip("claim_limited")
         jobs = [job for job in self.database.jobs.values() if job.queue == queue and queue not in self.database.paused]

@@ -45,9 +45,9 @@ class OneClaim(MemoryStore):
         self.spent = self.spent or bool(got.claims)
         return got
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         """The same for a job with a key."""
-        got = await super().claim_limited(queue, 0 if self.spent else limit, turns)
+        got = await super().claim_limited(queue, 0 if self.spent else limit, turns, wait=wait)
         self.spent = self.spent or bool(got.claims)
         return got
 

@@ -118,7 +118,10 @@ class ClaimLoop:
         else:
             limit, began = min(free, self._size.most), trio.current_time()
             claimed, left_some = await self._claimer.claim(limit)
-            self._size.answered(began, claimed, may_exceed=claimed >= limit and not self._claimer.limits_apply)
+            every, claimer = claimed >= limit, self._claimer
+            self._size.answered(
+                began, claimed, may_exceed=every and not claimer.limits_apply, took_turns=every and claimer.took_turns
+            )
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
             await self._after(claimed, limit, left_some=left_some, swept=swept)
 
@@ -173,7 +176,8 @@ class ClaimLoop:
         if claimed:
             self._sweeps.claimed()
             await self._idle.after_claim(claimed, limit)
-        if claimed >= limit or left_some:
+        # A turn that was waited for in vain says nothing of other jobs: it is waited for again, without a sweep between.
+        if claimed >= limit or left_some or (not claimed and self._claimer.took_turns):
             self._idle.more_is_due()
         elif not swept:
             await self._idle.look_around_soon()

@@ -37,12 +37,17 @@ _PRUNE_AFTER = 1000
 keys: at 12,000 jobs a second those of one second cost PostgreSQL more than the claims."""
 
 
+_TURN = 0.05
+"""Seconds for which another worker that claims from the same queue is waited for, if this one knows of no other queue that has
+jobs: meanwhile it looks at none."""
+
+
 class ClaimStore(Protocol):
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
     ) -> ClaimResult: ...
 
-    async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
+    async def claim_limited(self, queue: str, limit: int, turns: str, *, wait: float) -> Limited: ...
 
     async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult: ...
 
@@ -87,6 +92,8 @@ class Claimer:
         self._refusals = Refusals(observer)
         self._outage = Outage("claimer", observer)
         self._limited_first = False
+        self.took_turns = False
+        """Whether the last claim waited for another worker's from the same queue."""
         self._cleanups_said_again = -math.inf
         """When the next refusal of cancelled jobs is reported. They are asked for each second."""
         self._pruning = Pace()
@@ -101,6 +108,7 @@ class Claimer:
     async def claim(self, limit: int) -> tuple[int, bool]:
         """Claims and starts at most `limit` jobs. Returns how many, and whether it left due jobs behind because they are
         large."""
+        self.took_turns = False
         return await (self._claim_both(limit) if self._limited else self._claim(limit))
 
     async def claim_cleanups(self, limit: int) -> int:
@@ -163,17 +171,19 @@ class Claimer:
 
     async def _claim_limited(self, limit: int) -> int:
         claimed = 0
+        wait = _TURN if len(self._limited) == 1 and not self._cursors else 0.0
         for queue in self._limited.ready(trio.current_time())[:_LIMITED_AT_ONCE]:
             if claimed == limit:
                 break
             began = trio.current_time()
             try:
-                answer = await self._store.claim_limited(queue, limit - claimed, self._limited.turns(queue))
+                answer = await self._store.claim_limited(queue, limit - claimed, self._limited.turns(queue), wait=wait)
             except StatementRefused as error:
                 self._limited.refused(queue, trio.current_time() + self._refusals.refused(queue, None, str(error)))
                 continue
             # Do not await anything from here to start(): this worker already owns these jobs.
             self._limited.claimed(queue, answer, began, trio.current_time())
+            self.took_turns = answer.waited
             if answer.claims:
                 self._starter.start(answer.claims, answer.sent)
                 claimed += len(answer.claims)

@@ -55,8 +55,8 @@ class LimitedQueues:
         self._queues: dict[str, _Queue] = {}
         self._last_tried = ""
 
-    def __bool__(self) -> bool:
-        return bool(self._queues)
+    def __len__(self) -> int:
+        return len(self._queues)
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
@@ -144,5 +144,8 @@ class LimitedQueues:
         # time, and there is one for each claim of another, of which each takes as long as those here: looking every 5 ms, of
         # four workers each found the others at work four to seven times for each claim that brought jobs.
         if queue.vain <= _VAIN_LOOKS:
+            # PostgreSQL held the claim until the other's end, or for as long as it may: the next one takes its place there.
+            if answer.waited:
+                return 0.0
             return max(answer.again_in, rest_after(cost, share=4), min(queue.took, _LONGEST_CLAIM))
         return max(answer.again_in, rest_after(cost, longest=_ELSEWHERE))

@@ -68,9 +68,9 @@ class TimedClaims(_Part):
         self._figures.histogram("pulse_claim_seconds").observe(trio.current_time() - began)
         return result
 
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}", *, wait: float = 0.0) -> Limited:
         with self._reaching(), self._timed("pulse_claim_seconds"):
-            return await self._part.claim_limited(queue, limit, turns)
+            return await self._part.claim_limited(queue, limit, turns, wait=wait)
 
     async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
         with self._reaching(), self._timed("pulse_claim_seconds"):
