@@ -128,6 +128,8 @@ def in_process(job: Job, what: str, ear: str) -> Any:
     elif what == "share":
         with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
             return [pool.submit(abs, -1).result(), os.getpid()]
+    elif what == "read":
+        return Path(ear).read_text()
     elif what == "who":
         return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
     elif not what.startswith("wait"):

@@ -24,6 +24,7 @@ from pulse_trio.worker.jobs.kinds import in_process
 from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
 from pulse_trio.worker.jobs.running_job import RunningJob
 from support import kinds_app
+from support.ear import Ear
 from support.stage import Stage, parts
 
 if TYPE_CHECKING:
@@ -44,26 +45,6 @@ def but(**changes: Any) -> dict[str, Any]:
 
 
 pytestmark = pytest.mark.real_clock  # There are real threads and processes here.
-
-
-class Ear:
-    """Hears what the handlers tell, from wherever they run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self._socket = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
-
-    async def open(self) -> None:
-        await self._socket.bind(self.path)
-
-    async def hear(self, word: str) -> dict[str, Any]:
-        with trio.fail_after(WITHIN):
-            heard = json.loads(await self._socket.recv(4096))
-        assert heard["word"] == word
-        return heard
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture

@@ -247,6 +247,32 @@ async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_jobs_that_wait_for_a_turn_take_turns_in_few_tasks() -> None:
+    tasks: set[trio.lowlevel.Task] = set()
+    ran: list[int] = []
+
+    async def run(claim: int, place: Place | None) -> None:
+        assert place is not None
+        tasks.add(trio.lowlevel.current_task())
+        while True:
+            await trio.lowlevel.checkpoint()
+            ran.append(claim)
+            if not place.at_hand():
+                return
+            claim = cast("int", places.take(place))
+
+    places = Run(run)
+    async with trio.open_nursery() as nursery:
+        for batch in range(5):
+            places.begin(nursery, *range(250 * batch, 250 * (batch + 1)))
+            while len(ran) < 250 * (batch + 1):
+                await trio.lowlevel.checkpoint()
+        places.close()
+    assert sorted(ran) == list(range(1250))
+    # With a task for each job of a batch they were 240.
+    assert len(tasks) <= 160
+
+
 async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> None:
     """And if the worker is cancelled meanwhile: each job must be run or released by somebody."""
     places, begun = of_jobs_that_wait()

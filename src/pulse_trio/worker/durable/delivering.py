@@ -32,12 +32,14 @@ _PASSES, _PAUSE = 5, 0.001
 class Delivering:
     """Of one attempt."""
 
-    __slots__ = ("_durable", "_entered", "_passed_over", "_queue")
+    __slots__ = ("_coming", "_durable", "_entered", "_passed_over", "_queue")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self._queue: dict[trio.lowlevel.Task, trio.Event] = {}
         """The tasks that have results and wait for their turn, the first one first."""
+        self._coming = set[trio.lowlevel.Task]()
+        """Those whose line is being written: they rest, too, and to look where each of them waits takes some microseconds."""
         self._passed_over = set[trio.lowlevel.Task]()
         """Those that have been waited for."""
         self._entered: dict[trio.lowlevel.Task, object] = {}
@@ -54,32 +56,42 @@ class Delivering:
         del self._entered[task]
 
     def has(self, task: trio.lowlevel.Task) -> bool:
-        """Whether the task waits for its turn."""
-        return task in self._queue
+        """Whether the task waits for its turn, or for its line."""
+        return task in self._coming or task in self._queue
 
     def is_cut(self, task: trio.lowlevel.Task) -> bool:
         """Whether the call that a task stands in is being cut short: it may still end something in a shield of its own."""
         return is_cancelled_in(self._entered.get(task))
 
-    async def turn(self) -> None:
+    async def turn(self) -> int | None:
         """Returns when the current task may go on with its result, which is written: a cancellation waits, as long as the lease
-        is proven. At once if the handler has one task."""
-        if not self._durable.quiet.has_others():
-            return
+        is proven. Returns how many others are busy then; None if they are too many to look at."""
         task = trio.lowlevel.current_task()
-        self._queue[task] = first = trio.Event()
-        try:
-            with trio.CancelScope(shield=True, deadline=self._durable.running.lease_deadline):
-                if next(iter(self._queue)) is not task:
-                    await first.wait()
-                await self._others_rest(task)
-        finally:
-            del self._queue[task]
-            for following in self._queue.values():
-                following.set()
-                break
+        busy = None if self._queue else self._durable.quiet.busy(besides=task)
+        if self._queue or busy:
+            self._queue[task] = first = trio.Event()
+            try:
+                with trio.CancelScope(shield=True, deadline=self._durable.running.lease_deadline):
+                    if next(iter(self._queue)) is not task:
+                        await first.wait()
+                    busy = await self._others_rest(task)
+            finally:
+                del self._queue[task]
+                for following in self._queue.values():
+                    following.set()
+                    break
+        return None if busy is None else len(busy)
 
-    async def _others_rest(self, task: trio.lowlevel.Task) -> None:
+    async def written(self) -> None:
+        """Waits until the line that the current task has added is written."""
+        task = trio.lowlevel.current_task()
+        self._coming.add(task)
+        try:
+            await self._durable.history.written()
+        finally:
+            self._coming.discard(task)
+
+    async def _others_rest(self, task: trio.lowlevel.Task) -> list[trio.lowlevel.Task] | None:
         first_seen: dict[trio.lowlevel.Task, tuple[float, int]] = {}
         looks = 0
         while busy := self._durable.quiet.busy(besides=task):
@@ -91,6 +103,10 @@ class Delivering:
                 if now - since >= (_CLOSING if in_call else _PLAIN) and looks - look >= _PASSES:
                     self._passed_over.add(one)
             if self._passed_over.issuperset(busy):
-                return
+                break
             looks += 1
-            await trio.sleep(0 if looks <= _PASSES else _PAUSE)
+            if looks <= _PASSES:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.sleep(_PAUSE)
+        return busy

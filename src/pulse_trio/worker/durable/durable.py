@@ -258,7 +258,7 @@ class Durable:
         except Exception as error:
             self.fail(error)
             raise
-        await self.history.written()
+        await self.quiet.delivering.written()
         await self.quiet.delivered(line.line)
         return line
 

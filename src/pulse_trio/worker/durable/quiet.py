@@ -67,21 +67,24 @@ class Quiet:
             self._said = 1.0
             self._durable.history.moment(QUIET, self._said, anew=True)
 
-    async def delivered(self, number: int | None = None) -> None:
-        """Waits until the current task may go on with what the line with this number says, or a line that it holds."""
-        await self.delivering.turn()
-        self.note_held(number)
+    async def delivered(self, number: int) -> None:
+        """Waits until the current task may go on with what the line with this number says."""
+        if self.has_others():
+            self._says(await self.delivering.turn(), number)
 
-    def note_held(self, number: int | None = None, *, cut: bool = False) -> None:
-        """It is about to hold a line, or has written that with this number. `cut`: the line says what has cut it short, in a
-        call or in a plain await."""
-        if not self._durable.history.replay.over or not self.has_others():
+    def note_held(self, *, cut: bool = False) -> None:
+        """The current task is about to hold a line. `cut`: the line says what has cut it short, in a call or in a plain
+        await."""
+        if self.has_others():
+            task = trio.lowlevel.current_task()
+            busy = self.busy(task)
+            in_plain = cut and task not in self._durable.standing
+            self._says(None if busy is None else len(busy) + in_plain)
+
+    def _says(self, busy: int | None, number: int | None = None) -> None:
+        if not self._durable.history.replay.over:
             return
-        task = trio.lowlevel.current_task()
-        busy = self.busy(task)
-        before, self._said = self._said, _UNKNOWN if busy is None else 1.0 + len(busy)
-        if busy is not None and cut and task not in self._durable.standing:
-            self._said += 1.0
+        before, self._said = self._said, _UNKNOWN if busy is None else 1.0 + busy
         if self._said != before:
             name = "" if number is None else str(number)
             self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(self._said))

@@ -34,6 +34,8 @@ class Children:
     would cost every job 12 us, and most jobs have no children.
     """
 
+    __slots__ = ("_emptied", "_job", "_nursery", "_runner", "last", "running", "scope_shown")
+
     def __init__(self, job: NurseryOwner, nursery: trio.Nursery) -> None:
         self._job = job
         self._nursery = nursery
@@ -53,23 +55,22 @@ class Children:
 
     def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None:
         """Starts a child of the job; see `trio.Nursery.start_soon`."""
-        self._check_open("job.nursery.start_soon")
+        self._job.run.check("job.nursery.start_soon")
+        if self._job.scope_nursery is None:
+            raise RuntimeError(ENDED)
         self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
         self.running += 1  # here, and not where it begins: the handler may return before that
 
     async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
         """Starts a child and waits until it reports that it has started; see `trio.Nursery.start`."""
-        self._check_open("job.nursery.start")
+        self._job.run.check("job.nursery.start")
+        if self._job.scope_nursery is None:
+            raise RuntimeError(ENDED)
         try:
             return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
         except (Carried, CarriedBase) as carrier:
             error = carrier.original
         raise error
-
-    def _check_open(self, what: str) -> None:
-        self._job.run.check(what)
-        if self._job.scope_nursery is None:
-            raise RuntimeError(ENDED)
 
     async def _run(self, async_fn: Any, args: tuple[Any, ...], **given: Any) -> None:
         safe: BaseException | None = None

@@ -4,6 +4,7 @@ thread of a handler may have started, would put the worker's tasks into that run
 from __future__ import annotations
 
 import trio
+from trio.lowlevel import current_trio_token
 
 from ...errors import UsageError
 
@@ -14,13 +15,13 @@ class OwnRun:
     __slots__ = ("_clock", "_token")
 
     def __init__(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = current_trio_token()
         self._clock = trio.lowlevel.current_clock()
 
     @property
     def is_current(self) -> bool:
         """Whether the caller is in this run. Raises `RuntimeError` outside of every run."""
-        return trio.lowlevel.current_trio_token() is self._token
+        return current_trio_token() is self._token
 
     def now(self) -> float:
         """`trio.current_time()` of this run, for a caller in any thread."""
@@ -35,6 +36,11 @@ class OwnRun:
 
     def check(self, what: str) -> None:
         """Raises `UsageError` if the caller is not in this run. `what` is the call as its caller knows it."""
+        try:
+            if current_trio_token() is self._token:
+                return
+        except RuntimeError:
+            pass
         if (where := self.where_else()) is not None:
             raise UsageError(
                 f"{what} {where}: call it in the handler itself, or from the thread through trio.from_thread.run."

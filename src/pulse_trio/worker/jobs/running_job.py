@@ -7,7 +7,6 @@ hook of ours, so the reason of a cancellation is computed from the deadline that
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import trio
@@ -20,7 +19,7 @@ from .cleanup import CleanUp
 from .job_states import CLAIMED, LOST, not_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from ...durable_calls import DurableCalls
@@ -340,16 +339,15 @@ class RunningJob:
             self.reason = "shutdown"
         return self.reason
 
-    @contextmanager
-    def time_stopped(self) -> Generator[None]:
-        """The handler waits for a slot: its timeout begins at the end of the block, however that ends."""
+    def stop_time(self) -> float:
+        """The handler waits for a slot. Returns its timeout, which `start_time` is told when it begins."""
         limit = self.timeout_deadline - self.sent
-        self.timeout_deadline = math.inf
-        self._deadline_moved()
-        try:
-            yield
-        finally:
-            self.timeout_deadline = trio.current_time() + limit
+        self.start_time(math.inf)
+        return limit
+
+    def start_time(self, limit: float) -> None:
+        if self.timeout_deadline != (moved := trio.current_time() + limit):  # most jobs have none
+            self.timeout_deadline = moved
             self._deadline_moved()
 
     def _deadline_moved(self) -> None:

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from importlib import import_module
@@ -84,9 +85,11 @@ class ChildRuntime:
 class Child:
     """The loop: an order, the handler, an answer."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, tickets: socket.socket) -> None:
         self._line = line
         self._orders = line.makefile("rb")
+        self._tickets = tickets
+        self._lines = 0
         self._runtime: ChildRuntime | None = None
         self._told_to_leave = False
         self._speaking = False
@@ -94,20 +97,35 @@ class Child:
         self._calls: dict[wire.Importable, Callable[[Job, str], Any]] = {}
 
     def run(self) -> None:
-        """Runs handlers until the worker closes the line, or a cancelled handler has been left."""
+        """Runs handlers until the worker closes the line, one has been left as it was cancelled, or one leaves processes."""
         signal.signal(LEAVE, self._leave)
         self._send(wire.Ready())
-        while not self._told_to_leave and (order := self._orders.readline()):
-            call = wire.decode_order(order)
-            if isinstance(call, wire.Cancel):
+        while not self._told_to_leave and (order := self._next_order()) is not None:
+            if isinstance(order, wire.Cancel):
                 return
-            self._send(self._answer(call))
+            answer = self._answer(order)
+            self._send(answer)
+            if isinstance(answer, (wire.Returned, wire.Raised)) and answer.leaves:
+                return
+
+    def _next_order(self) -> wire.Call | wire.Cancel | None:
+        """Waits for a ticket and returns its order; None if there is no more. The lines before it were taken back."""
+        if not (ticket := self._tickets.recv(1)):
+            return None
+        while line := self._orders.readline():
+            self._lines = (self._lines + 1) % wire.NUMBERS
+            if self._lines == ticket[0]:
+                return wire.decode_order(line)
+        return None
 
     def _answer(self, order: wire.Call) -> wire.Answer:
-        before = left_running()
+        before, began = left_running(), time.perf_counter()
+        if order.begin_by is not None and began >= order.begin_by:
+            return wire.Late()
         answer = self._ended(order)
         if isinstance(answer, (wire.Returned, wire.Raised)) and not isinstance(order, wire.Load):
-            return msgspec.structs.replace(answer, leaves=not left_running() <= before)
+            leaves = not left_running() <= before
+            return msgspec.structs.replace(answer, took=time.perf_counter() - began, leaves=leaves)
         return answer
 
     def _ended(self, order: wire.Call) -> wire.Answer:
@@ -170,7 +188,7 @@ class Child:
     def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
         runtime.told = True
         # The handler runs, so no other code reads the line.
-        if isinstance(order := wire.decode_order(self._orders.readline()), wire.Cancel):
+        if isinstance(order := self._next_order(), wire.Cancel):
             runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
         raise SystemExit(f"cancelled: {runtime.cancel_reason or 'not the job, but the call of its handler'}")
 
@@ -196,18 +214,18 @@ def _ignore(*_: object) -> None:
     """A function, not SIG_IGN: processes that the handler starts would inherit SIG_IGN."""
 
 
-def main(line: int, lifeline: int) -> None:
-    """The child's whole life; both numbers are inherited descriptors."""
+def main(line: int, tickets: int, lifeline: int) -> None:
+    """The child's whole life; the numbers are inherited descriptors."""
     # As the command line does: pulse-trio's modules stay until the end, and need no scan.
     gc.freeze()
-    for number in (line, lifeline):
+    for number in (line, tickets, lifeline):
         os.set_inheritable(number, False)
     _die_with(lifeline)
     adopt()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)
-    with socket.socket(fileno=line) as connection:
-        child = Child(connection)
+    with socket.socket(fileno=line) as connection, socket.socket(fileno=tickets) as given:
+        child = Child(connection, given)
         if (level := os.environ.pop(LOG_VARIABLE, None)) is not None:
             logging.getLogger().addHandler(Forwarded(child.say))
             logging.getLogger().setLevel(int(level))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -12,25 +11,21 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
-from ....errors import ProcessDied
-from ....job_log import SentExtra
 from ....logs import forwarding_level
-from . import wire
 from .child import LEAVE, LOG_VARIABLE
+from .line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from . import wire
+    from .line import Order
 
 _PATH_VARIABLE = "PULSE_TRIO_CHILD_PATH"
 _START = (
     f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('{_PATH_VARIABLE}')); "
-    "from pulse_trio.worker.jobs.kinds.child import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "from pulse_trio.worker.jobs.kinds.child import main; main(*map(int, sys.argv[1:]))"
 )
-_LONGEST_LINE = 16 * 1024 * 1024
-"""Bytes. A result has 1 MiB at most, and the stored part of an exception less: a longer message is not accepted."""
 _LAST_MOMENT = 2.0
 """Seconds that an idle process may take for its end."""
 _DEATH_RATTLE = 1.0
@@ -38,15 +33,16 @@ _DEATH_RATTLE = 1.0
 
 
 class ChildProcess:
-    """One child, seen from the worker. `usable` while it may be given another handler; `loaded`: those that it has imported."""
+    """One child, seen from the worker. `usable` while it may be given orders; `held` while one job has it for itself; `loaded`:
+    the handlers that it has imported."""
 
-    def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
+    def __init__(self, process: trio.Process, line: Line) -> None:
         self._process = process
-        self._line = line
-        self._rest = bytearray()
+        self.line = line
         self._ended = trio.Event()
         self._gone = False
         self.usable = True
+        self.held = True
         self.loaded: set[wire.Importable] = set()
 
     @property
@@ -57,6 +53,11 @@ class ChildProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and all that it has started."""
+        return self._ended.is_set()
+
     async def reap(self) -> None:
         """Waits until the process ends; ends it when cancelled."""
         try:
@@ -65,10 +66,7 @@ class ChildProcess:
             await self._let_it_end()  # noqa: ASYNC102 -- shielded inside, with a deadline
             self.kill()
             # Processes that the child started may keep its end of the line open: its death does not always close the line.
-            try:
-                self._line.socket.shutdown(socket.SHUT_RD)
-            except OSError:
-                pass
+            self.line.hang_up()
             with trio.CancelScope(shield=True):
                 await self._process.wait()
             self._ended.set()
@@ -76,80 +74,26 @@ class ChildProcess:
     async def _let_it_end(self) -> None:
         """An idle process ends by itself when its line does. It gets a moment for what its code does at the interpreter's end,
         such as sending the spans that it has recorded."""
-        if not self.usable or not self.alive:
+        if self.line.orders or not self.alive:
             return
         try:
-            self._line.socket.shutdown(socket.SHUT_WR)
+            self.line.end()
         except OSError:
             return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_MOMENT):
             await self._process.wait()
 
-    async def ready(self) -> None:
-        """Waits until the process has started. Raises `ProcessDied`."""
-        if await self._next() is None:
-            raise ProcessDied(f"The process {self.pid} for the handler {await self._how_it_ended()}.")
-
-    async def call(
-        self, order: wire.Call, on_progress: Callable[[float, str | None], None]
-    ) -> wire.Returned | wire.Raised:
-        """Runs a handler, or loads it. Raises `ProcessDied`. After that, or after a cancellation, call `leave`."""
+    async def leave(self, order: Order, why: wire.Cancel, within: float) -> object:
+        """Ends the handler of `order`, and the process: signals it, and kills it after `within` seconds. Returns the answer, if
+        it still had one."""
         self.usable = False
-        try:
-            await self._line.send_all(wire.encode(order) + b"\n")
-            while isinstance(answer := await self._next(), wire.Said):
-                on_progress(answer.fraction, answer.message)
-        except trio.BrokenResourceError:
-            answer = None
-        if not isinstance(answer, (wire.Returned, wire.Raised)):
-            raise ProcessDied(f"The handler's process {self.pid} {await self._how_it_ended()}.")
-        self.usable = True
-        return answer
-
-    async def _next(self) -> wire.Answer | None:
-        """Returns the next message except log records, which it logs here."""
-        while isinstance(answer := await self._read(), wire.Logged):
-            _log(answer, self.pid)
-        return answer
-
-    async def _read(self) -> wire.Answer | None:
-        """Returns the next message; None if the process is gone."""
-        looked = 0
-        while (end := self._rest.find(b"\n", looked)) < 0:
-            looked = len(self._rest)
-            if looked > _LONGEST_LINE:
-                self.kill()
-                return None
-            try:
-                chunk = await self._line.receive_some()
-            except trio.BrokenResourceError:
-                return None
-            if not chunk:
-                return None
-            self._rest += chunk
-        line = bytes(self._rest[:end])
-        del self._rest[: end + 1]
-        try:
-            return wire.decode_answer(line)
-        except msgspec.DecodeError:
-            # The handler wrote into the line, which it can find among its descriptors: the process is of no more use.
-            return None
-
-    async def leave(self, order: wire.Cancel, within: float) -> wire.Returned | wire.Raised | None:
-        """Ends the handler and the process: signals it, and kills it after `within` seconds. Returns the answer, if it still
-        had one."""
-        self.usable = False
-        answer: wire.Answer | None = None
+        answer: object = None
         with trio.move_on_after(within):
-            try:
-                await self._line.send_all(wire.encode(order) + b"\n")
-                self._process.send_signal(LEAVE)
-                while isinstance(answer := await self._next(), wire.Said):
-                    pass
-            except trio.BrokenResourceError:
-                pass  # it has died by itself
+            self.line.say(why)
+            self._process.send_signal(LEAVE)
+            answer = await order.answered()
         await self._end()
-        return answer if isinstance(answer, (wire.Returned, wire.Raised)) else None
+        return answer
 
     def kill(self) -> None:
         """Kills the process and every process in its group, also when it has died itself."""
@@ -171,15 +115,11 @@ class ChildProcess:
     async def _end(self) -> None:
         self.kill()
         await self._ended.wait()
-        self.close()
+        self.line.close()
 
-    def close(self) -> None:
-        """Closes the line."""
-        self._line.socket.close()
-
-    async def _how_it_ended(self) -> str:
+    async def how_it_ended(self) -> str:
+        """Waits for its end, which may be a moment after that of its line, or kills it."""
         with trio.CancelScope(shield=True):
-            # The line does not end at the same moment as the process.
             with trio.move_on_after(_DEATH_RATTLE):
                 await self._ended.wait()
             await self._end()
@@ -194,27 +134,6 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _log(record: wire.Logged, pid: int) -> None:
-    """Logs here a record of a handler in the process `pid`."""
-    made = logging.makeLogRecord(
-        {
-            "name": record.name,
-            "levelno": record.level,
-            "levelname": logging.getLevelName(record.level),
-            "msg": record.message,
-            "created": record.created,
-            "msecs": record.created % 1 * 1000,
-            "process": pid,
-            "exc_text": record.traceback,
-            "pulse_trio_job": record.job,
-            "pulse_trio_extra": SentExtra(record.extra),
-        }
-    )
-    target = logging.getLogger(record.name)
-    if target.isEnabledFor(record.level):
-        target.handle(made)
-
-
 def _log_variable() -> dict[str, str]:
     level = forwarding_level()
     return {} if level is None else {LOG_VARIABLE: str(level)}
@@ -222,17 +141,23 @@ def _log_variable() -> dict[str, str]:
 
 async def start_child(lifeline: int) -> ChildProcess:
     """Starts a child with the modules' search path of this process."""
-    ours, theirs = socket.socketpair()
     # Closed whatever happens: a system that refuses one process (no memory, no file descriptors) refuses many.
-    with theirs, ExitStack() as unless_started:
-        unless_started.callback(ours.close)
+    with ExitStack() as unless_started, ExitStack() as always:
+        ours, theirs = _pair(unless_started, always)
+        tickets, taken = _pair(unless_started, unless_started)
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-c", _START, str(theirs.fileno()), str(lifeline)],
+            [sys.executable, "-c", _START, str(theirs.fileno()), str(taken.fileno()), str(lifeline)],
             stdin=subprocess.DEVNULL,
             env={**os.environ, _PATH_VARIABLE: json.dumps(sys.path), **_log_variable()},
-            pass_fds=[theirs.fileno(), lifeline],
+            pass_fds=[theirs.fileno(), taken.fileno(), lifeline],
             # Ctrl-C in a terminal is for the worker; and the processes that the child starts can be killed with it.
             start_new_session=True,
         )
         unless_started.pop_all()
-    return ChildProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    return ChildProcess(process, Line(process.pid, ours, tickets, taken))
+
+
+def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, each closed by its stack."""
+    one, other = socket.socketpair()
+    return ours.enter_context(one), theirs.enter_context(other)

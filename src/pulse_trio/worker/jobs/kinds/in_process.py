@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import trio
 
-from ....errors import ConfigurationError
+from ....errors import ConfigurationError, ProcessDied
 from ....handlers import Handler
 from . import wire
 from .child import find
-from .child_seen import ChildProcess, start_child
+from .child_seen import start_child
+from .dealing import Alone, Dealer
+from .line import Order
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..run_spans import RunSpans
     from ..running_job import RunningJob
+    from .child_seen import ChildProcess
 
 T = TypeVar("T")
 logger = logging.getLogger("pulse_trio")
@@ -44,11 +45,10 @@ class ProcessCalls:
     """The calls of a worker's process handlers. `run` ends the children; at most `slots` of them run; `cleanup` in seconds."""
 
     def __init__(self, *, slots: int, cleanup: float, spans: RunSpans | None = None) -> None:
-        self._slots = trio.CapacityLimiter(slots or os.cpu_count() or 1)
+        self._dealer = Dealer(slots or os.cpu_count() or 1)
         self._cleanup = cleanup
         self._spans = spans
-        self._idle: list[ChildProcess] = []
-        self._busy: dict[RunningJob, ChildProcess] = {}
+        self._orders: dict[RunningJob, Order] = {}
         self._opened = trio.Event()
 
     async def run(self) -> None:
@@ -59,8 +59,7 @@ class ProcessCalls:
                 self._opened.set()
                 await trio.sleep_forever()
         finally:
-            for child in self._idle:
-                child.close()
+            self._dealer.close()
             os.close(end)
             os.close(self._lifeline)
 
@@ -69,96 +68,135 @@ class ProcessCalls:
         return partial(self._call, place_of(handler))
 
     async def _call(self, place: wire.Importable, running: RunningJob, args: str) -> Any:
-        timeout = running.timeout_deadline - running.sent
-        with ExitStack() as at_its_end:
-            with running.time_stopped():
-                await self._slots.acquire_on_behalf_of(running)
-                at_its_end.callback(self._leave_slot, running)
-                child = await self._prepared(place, running, max(timeout, _LONGEST_START))
-            return await self._answer(child, place, running, args)
-
-    def _leave_slot(self, running: RunningJob) -> None:
-        child = self._busy.pop(running, None)
-        if child is not None and child.usable:
-            self._idle.append(child)
-        self._slots.release_on_behalf_of(running)
-
-    async def _prepared(self, place: wire.Importable, running: RunningJob, within: float) -> ChildProcess:
-        """The job's process, which has imported the handler's module. Raises what the import raised, or `TimeoutError` after
-        `within` seconds."""
-        with trio.move_on_after(within):
-            child = self._idle_child() or await self._start()
-            self._busy[running] = child
-            if place not in child.loaded:
-                await self._load(child, place, running)
-            return child
-        raise TimeoutError(f"the handler's process had not imported {place.module} after {within:g} s")
+        order = self._orders[running] = Order(place, running, args, self._trace())
+        self._dealer.add(order)
+        try:
+            answer = await self._answer_of(order)
+            if isinstance(answer, Alone):
+                await self._prepare(order, answer.child)
+                answer = await self._answer_of(order)
+            return await self._value(order, answer)
+        finally:
+            order.begin()
+            del self._orders[running]
 
     def stack_of(self, running: RunningJob) -> str | None:
         """The process that runs a job; None if there is none (yet)."""
-        child = self._busy.get(running)
-        return (
-            None if child is None else f"process {child.pid}, a child of the worker: its stack cannot be read from here"
-        )
-
-    def _idle_child(self) -> ChildProcess | None:
-        while self._idle:
-            if (child := self._idle.pop()).alive:
-                return child
-            child.close()
-        return None
-
-    async def _start(self) -> ChildProcess:
-        await self._opened.wait()
-        # Shielded: a process that was started is recorded here, whatever happens meanwhile.
-        child = await _shielded(partial(start_child, self._lifeline))
-        self._nursery.start_soon(child.reap)
-        try:
-            await child.ready()
-        except BaseException:
-            child.kill()
-            child.close()
-            raise
-        return child
-
-    async def _load(self, child: ChildProcess, place: wire.Importable, running: RunningJob) -> None:
-        # Without the arguments, which may be long.
-        claim = msgspec.structs.replace(running.claim, args="{}")
-        try:
-            answer = await child.call(wire.Load(place, claim, self._trace()), running.progress)
-        except trio.Cancelled:
-            # Whatever the import has come to: the handler does not begin any more.
-            await self._made_to_leave(child, running)  # noqa: ASYNC102 -- shielded inside
-            raise
-        if isinstance(answer, wire.Raised):
-            raise _raised(running, answer)
-        child.loaded.add(place)
-
-    async def _made_to_leave(self, child: ChildProcess, running: RunningJob) -> wire.Returned | wire.Raised | None:
-        order = wire.Cancel(running.take_cancellation(), running.cancel_message)
-        return await _shielded(partial(child.leave, order, self._cleanup))
+        order = self._orders.get(running)
+        child = None if order is None else order.child
+        if order is None or child is None or not (order.begun or child.held):
+            return None
+        return f"process {child.pid}, a child of the worker: its stack cannot be read from here"
 
     def _trace(self) -> tuple[str, str | None] | None:
         """The span of this attempt, which is current here."""
         return None if self._spans is None else self._spans.traces.current()
 
-    async def _answer(self, child: ChildProcess, place: wire.Importable, running: RunningJob, args: str) -> Any:
-        # The text differs from the claim's when a codec has decoded it.
-        claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
+    # Children
+
+    async def _prepare(self, order: Order, child: ChildProcess | None) -> None:
+        """Gives the order to a process that has imported the handler's module: this one, or a new one. Raises what the import
+        raised, or `TimeoutError` if that takes too long."""
+        within = max(order.wait(), _LONGEST_START)
         try:
-            answer = await child.call(wire.Call(place, claim, self._trace()), running.progress)
+            with trio.move_on_after(within):
+                child = order.child = child or await self._start(order)
+                if order.place not in child.loaded:
+                    await self._load(child, order)
+                self._dealer.give(child, order)
+                return
+        except BaseException:
+            self._dealer.leave(child)
+            raise
+        self._dealer.leave(child)
+        raise TimeoutError(f"the handler's process had not imported {order.place.module} after {within:g} s")
+
+    async def _start(self, order: Order) -> ChildProcess:
+        await self._opened.wait()
+        # Shielded: a process that was started is recorded here, whatever happens meanwhile.
+        child = await _shielded(partial(start_child, self._lifeline))
+        for task in (child.reap, child.line.send, partial(self._serve, child)):
+            self._nursery.start_soon(task)
+        started = order.before()
+        child.line.expect(started)
+        try:
+            if not isinstance(await started.answered(), wire.Ready):
+                raise ProcessDied(f"The process {child.pid} for the handler {await child.how_it_ended()}.")
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    async def _load(self, child: ChildProcess, order: Order) -> None:
+        load = order.before()
+        load.child = child
+        child.line.put(load)
+        # If it is cancelled: whatever the import has come to, the handler does not begin any more.
+        answer = await self._answer_of(load)
+        if isinstance(answer, wire.Raised):
+            raise _raised(order.running, answer)
+        if not isinstance(answer, wire.Returned):
+            raise await _died(child)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        child.loaded.add(order.place)
+
+    async def _serve(self, child: ChildProcess) -> None:
+        """Takes what a child says until it is gone."""
+        while (late := await child.line.heard()) is not None:
+            self._dealer.put_back(late)
+            if child.line.last:
+                child.usable = False
+                self._dealer.put_back(child.line.take_back())
+            self._dealer.heard(child)
+        child.usable = False
+        self._dealer.put_back(child.line.hung_up())
+        await child.how_it_ended()
+        self._dealer.heard(child)
+
+    # One job
+
+    async def _answer_of(self, order: Order) -> object:
+        """What the child answers. When this is cancelled, the order does not begin, or its handler is made to leave."""
+        try:
+            return await order.answered()
         except trio.Cancelled:  # noqa: ASYNC103 -- the child has answered: that is the outcome
-            answer = await self._made_to_leave(child, running)  # noqa: ASYNC102 -- shielded inside
-            if answer is None:
+            if (child := order.child) is None:
+                self._dealer.remove(order)
                 raise
-        if answer.leaves and child.usable:
+            answer = await self._left(child, order)  # noqa: ASYNC102 -- shielded inside
+            self._dealer.heard(child)
+            if not isinstance(answer, (wire.Returned, wire.Raised)):
+                raise
+            return answer  # noqa: ASYNC104 -- as above
+
+    async def _left(self, child: ChildProcess, order: Order) -> object:
+        """Takes a cancelled job's order back, or makes its handler leave. Returns the answer, if there is one."""
+        back = child.line.take_back()
+        # If the child has taken the next ticket, its answer to this order is here.
+        back = [*(child.line.take_in() or []), *back]
+        self._dealer.put_back([each for each in back if each is not order])
+        if order in back or order.answer is not None:
+            return order.answer
+        why = wire.Cancel(order.running.take_cancellation(), order.running.cancel_message)
+        return await _shielded(partial(child.leave, order, why, self._cleanup))
+
+    async def _value(self, order: Order, answer: object) -> Any:
+        child, claim = order.child, order.running.claim
+        assert child is not None  # noqa: S101 -- it has answered, or is gone
+        if not isinstance(answer, (wire.Returned, wire.Raised)):
+            raise await _died(child)
+        if answer.leaves and not child.over:
             logger.warning(
                 "job %d (%s) left processes behind: they are killed, and its own is replaced", claim.id, claim.kind
             )
             await _shielded(child.end)
         if isinstance(answer, wire.Raised):
-            raise _raised(running, answer)
+            raise _raised(order.running, answer)
         return None if bytes(answer.value) == b"null" else answer.value
+
+
+async def _died(child: ChildProcess) -> ProcessDied:
+    return ProcessDied(f"The handler's process {child.pid} {await child.how_it_ended()}.")
 
 
 def _raised(running: RunningJob, answer: wire.Raised) -> Exception:

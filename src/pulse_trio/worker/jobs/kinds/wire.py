@@ -1,4 +1,6 @@
-"""The messages between a worker and its child processes: one JSON object a line, both ways. Never pickle."""
+"""The messages between a worker and its child processes: one JSON object a line, both ways. Never pickle.
+
+The child reads a line of an order only when it has taken the line's ticket (line.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from ....describing import ask, cut, error_text, is_group, leaves_of, message_of
 from ....job_log import JobFields
 from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
 
+NUMBERS = 256
+"""Of tickets, each one byte: more than lines can be on their way."""
 _LEAVES = 1000
 """Exceptions of a group that cross; a retry policy is asked about no more of them."""
 _LIMIT = 65_536
@@ -25,11 +29,13 @@ class Importable(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """To the child: run the handler at `place` for this claim, within the span that `trace` names."""
+    """To the child: run the handler at `place` for this claim, within the span that `trace` names. Not from `begin_by` on, by
+    `time.perf_counter()`: then the job may be another worker's."""
 
     place: Importable
     claim: Claim
     trace: tuple[str, str | None] | None = None
+    begin_by: float | None = None
 
 
 class Load(Call, frozen=True, tag="load"):
@@ -44,23 +50,30 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """From the child: the handler's value. `leaves`: processes that it has started still run."""
+    """From the child: the handler's value, after `took` seconds. `leaves`: processes that it has started still run; the child
+    takes no other order."""
 
     value: msgspec.Raw
+    took: float | None = None
     leaves: bool = False
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
     delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own).
-    `leaves` as of `Returned`."""
+    `took` and `leaves` as of `Returned`."""
 
     place: Importable
     text: str
     record: str
     seconds: float | None = None
     inner: list[Raised] | None = None
+    took: float | None = None
     leaves: bool = False
+
+
+class Late(msgspec.Struct, frozen=True, tag="late"):
+    """From the child: it has not begun, because `begin_by` was over."""
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -91,7 +104,7 @@ class Logged(msgspec.Struct, frozen=True, tag="logged"):
     extra: dict[str, Any] = {}
 
 
-Answer = Returned | Raised | Left | Ready | Said | Logged
+Answer = Returned | Raised | Late | Left | Ready | Said | Logged
 encode = msgspec.json.Encoder().encode
 _orders: msgspec.json.Decoder[Call | Load | Cancel] = msgspec.json.Decoder(Call | Load | Cancel)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
