@@ -165,6 +165,22 @@ BAD |= {
         "colour": "The filters are: .*error, key, kind, limit, queue",
     }.items()
 }
+BAD |= {
+    f"{value!r} for the filter {given}": (
+        lambda c, given=given, value=value: c.jobs(**{given: value}),
+        ConfigurationError,
+        f"The filter '{given}' takes {takes}, got ",
+    )
+    for given, value, takes in [
+        ("queue", ["mail"], "one text"),
+        ("state", 3, "one text"),
+        ("tag", True, "one text"),
+        ("worker", 1.5, "a session's id or host:pid"),
+        ("worker", True, "a session's id or host:pid"),
+        ("since", 5, "a datetime with its offset, or a timedelta before now"),
+        ("until", "2026-01-01", "a datetime with its offset, or a timedelta before now"),
+    ]
+}
 NEEDS_HANDLERS = {"an unknown kind", "a known kind"}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,11 +39,24 @@ def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = F
     return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id, result=True))
 
 
+_TAKES: dict[str, tuple[tuple[type, ...], str]] = {
+    "since": ((datetime, timedelta), "a datetime with its offset, or a timedelta before now"),
+    "until": ((datetime, timedelta), "a datetime with its offset, or a timedelta before now"),
+    "worker": ((str, int), "a session's id or host:pid"),
+}
+"""What filters take that take no text."""
+
+
 def checked_filter(chosen: JobFilter, *also: str) -> JobFilter:
     """The filter that a method was given as keywords. Raises `ConfigurationError` for one that does not exist: left alone, it
-    would restrict nothing, and all jobs would match. `also` has the method's other keywords, which may have been meant."""
+    would restrict nothing, and all jobs would match. Or for a value of another type: PostgreSQL would make a text of a list of
+    queues, which no queue has for a name. `also` has the method's other keywords, which may have been meant."""
     known = JobFilter.__annotations__.keys()
     refuse_unknown("filter", chosen.keys() - known, {*known, *also})
+    for name, value in chosen.items():
+        types, what = _TAKES.get(name, ((str,), "one text"))
+        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
+            raise ConfigurationError(f"The filter {name!r} takes {what}, got {reprlib.repr(value)}.")
     return chosen
 
 
