@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
 
 if TYPE_CHECKING:
-    import pytest
-
     from pulse_trio.durable_calls import DurableScope
     from support.trees import Trees
 
@@ -268,3 +269,126 @@ async def test_a_task_in_a_plain_await_is_waited_for_once(trees: Trees, monkeypa
     await trees.burst()
     assert trees.job(job_id)["error"] is None
     assert [seconds >= 0.2 for seconds in waited] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("late", ["the answer waits for its turn", "in the same pass"])
+async def test_a_deadline_that_passes_as_a_result_comes_is_first_or_second_in_each_attempt(
+    trees: Trees, late: str
+) -> None:
+    """Where the answer waits for its turn, because another task is being cut short, the patience waits with it. Where both come
+    in one pass of Trio's loop, which was late, the patience is first."""
+    in_turn = late == "the answer waits for its turn"
+
+    async def closes() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.3)
+
+    async def answer() -> None:
+        await trio.sleep(0.1 if in_turn else 0.01)
+        if not in_turn:
+            time.sleep(0.2)  # noqa: ASYNC251 -- the loop is late
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def offer(job: Job) -> list[str]:
+        won: list[str] = []
+
+        async def slow() -> None:
+            with job.move_on_after(0.05, key="budget"):
+                await job.step(closes, key="closes")
+
+        async def asks() -> None:
+            await job.step(answer, key="answer")
+            won.append("price")
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            if in_turn:
+                nursery.start_soon(slow)
+            nursery.start_soon(asks)
+            with job.move_on_after(0.15):
+                await trio.sleep_forever()
+            won.append("too late")
+            nursery.cancel_scope.cancel()
+        told = await job.step(_tell, won[0])
+        await job.wait_for_event("go on")
+        return [won[0], told]
+
+    job_id = trees.enqueue("offer")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(5):
+        await trees.burst()
+    expected = ["price"] * 2 if in_turn else ["too late"] * 2
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, expected)
+
+
+async def _tell(what: str) -> str:
+    return what
+
+
+async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(trees: Trees) -> None:
+    """What comes of the result is done when the job is cancelled, in that attempt and in the next one, which cleans up."""
+    done: list[str] = []
+
+    async def act(what: str) -> None:
+        done.append(what)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        cut, answered, cancelled = trio.Event(), trio.Event(), trio.Event()
+
+        async def closes() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                cut.set()
+                with trio.CancelScope(shield=True):
+                    await cancelled.wait()
+
+        async def answer() -> None:
+            await cut.wait()
+            answered.set()
+
+        async def hedge() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: job.step(closes, key="closes"))
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+        async def cancels() -> None:
+            await answered.wait()
+            await trio.sleep(0.05)
+            SyncClient(trees.dsn).cancel(job.id)
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running.ask(CancelRequest("user", None))
+            cancelled.set()
+
+        async with trio.open_nursery() as race:
+
+            async def asks() -> None:
+                await job.step(answer, key="answer")
+                race.cancel_scope.cancel()
+
+            race.start_soon(hedge)
+            race.start_soon(asks)
+            job.nursery.start_soon(cancels)
+        try:
+            await job.step(act, "after the race")
+            await job.wait_for_event("never")
+        finally:
+            with job.cleanup():
+                await job.step(act, "undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                if job.attempt == 1:
+                    await trees.lose(job.id)  # noqa: ASYNC102
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    outcomes = [row["outcome"] for row in trees.window.run("SELECT outcome FROM attempt ORDER BY attempt")]
+    assert (outcomes, trees.job(job_id)["state"]) == (["rescued", "cancelled"], "cancelled")
+    assert done.count("undo") == 1

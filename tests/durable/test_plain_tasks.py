@@ -153,5 +153,40 @@ async def test_deadlines_around_a_limiter_strike_again_whichever_tasks_have_it(t
     ] * JOBS
 
 
+async def test_a_deadline_around_a_fan_out_and_its_progress_bar_keeps_no_replay_waiting(trees: Trees) -> None:
+    """It ends the bar as well: no task was busy after it, and in the replay, which comes there sooner, the bar still is."""
+
+    async def fetch(page: int) -> int:
+        await trio.sleep(0 if page < 2 else 60)
+        return page
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def pages(job: Job) -> int:
+        found: list[int] = []
+
+        async def bar() -> None:
+            while True:
+                await job.progress(len(found) / 4)
+                await trio.sleep(0.02)
+
+        async def one(page: int) -> None:
+            found.append(await job.step(fetch, page, key=f"page {page}"))
+
+        with job.move_on_after(0.2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bar)
+                for page in range(4):
+                    nursery.start_soon(one, page)
+        await job.wait_for_event("go on")
+        return len(found)
+
+    job_id = trees.enqueue("pages")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(5):
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, 2)
+
+
 async def _invoice() -> str:
     return "invoice"

@@ -28,8 +28,8 @@ REASON_LIMIT = 1000
 class CancelResult:
     """What a request did: the job's state now, and the request's ledger row.
 
-    `state` is `cancelled` for a job that waited, `running` for one whose handler is being cancelled, and unchanged for a job
-    that had finished already; then there is no ledger row, and `cancellation` is None.
+    `state` is `cancelled` for a job that waited, `running` for one whose handler is being cancelled, or which ends when its
+    children have, and unchanged for a job that had finished already; then there is no ledger row, and `cancellation` is None.
     """
 
     job_id: int

@@ -109,8 +109,10 @@ class Cancelling:
                 self._set(self._again)
 
     def holds_back(self, reason: CancelReason) -> bool:
-        """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        replays = self.resumes or not self._durable.history.replay.over or self._durable.quiet.holds_up()
+        """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now, and
+        where a result waits for its turn the handler has not gone on with what was there before."""
+        quiet = self._durable.quiet
+        replays = self.resumes or not self._durable.history.replay.over or quiet.holds_up() or quiet.delivering.holds
         if reason in HELD_BACK and not replays and self._comes_before_lines():
             return True
         if reason not in HELD_BACK or not replays or self.noted:
@@ -118,6 +120,11 @@ class Cancelling:
             return False
         self._held_back = reason
         return True
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether the handler is being cancelled, and the history does not say so yet."""
+        return not self.noted and self._durable.running.reason in HELD_BACK
 
     @property
     def is_held_back(self) -> bool:
@@ -133,7 +140,9 @@ class Cancelling:
         return True
 
     def goes_on_live(self) -> None:
-        """The replay is over."""
+        """The replay is over, or no result waits for its turn."""
+        if self._durable.quiet.delivering.holds:
+            return
         reason, self._held_back = self._held_back, None
         if reason is not None:
             self._durable.running.cancel(reason)

@@ -8,17 +8,24 @@ workflow until they are blocked before it gives it the next result, for the same
 
 What a task does in a plain await has no such end: it is waited for a moment, once, and a task whose step is being cut short a
 little longer. The history says how many such tasks there were (quiet.py).
+
+While a line is being written, or its result waits for its turn, no remembered scope strikes, and the job is not cancelled: they
+come after what was there before them, as their lines do in the history.
 """
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
-from ...trio_internals import innermost_scope, is_cancelled_in
+from ...trio_internals import innermost_scope, is_cancelled_in, scopes_around
+from .own_tasks import own_task
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from .durable import Durable
 
 _PLAIN = 0.01
@@ -32,12 +39,14 @@ _PASSES, _PAUSE = 5, 0.001
 class Delivering:
     """Of one attempt."""
 
-    __slots__ = ("_coming", "_durable", "_entered", "_passed_over", "_queue")
+    __slots__ = ("_coming", "_durable", "_entered", "_passed_over", "_queue", "holds")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self._queue: dict[trio.lowlevel.Task, trio.Event] = {}
         """The tasks that have results and wait for their turn, the first one first."""
+        self.holds = False
+        """Whether what strikes waits, because a result does."""
         self._coming = set[trio.lowlevel.Task]()
         """Those whose line is being written: they rest, too, and to look where each of them waits takes some microseconds."""
         self._passed_over = set[trio.lowlevel.Task]()
@@ -69,6 +78,7 @@ class Delivering:
         task = trio.lowlevel.current_task()
         busy = None if self._queue else self._durable.quiet.busy(besides=task)
         if self._queue or busy:
+            self._hold()
             self._queue[task] = first = trio.Event()
             try:
                 with trio.CancelScope(shield=True, deadline=self._durable.running.lease_deadline):
@@ -77,21 +87,72 @@ class Delivering:
                     busy = await self._others_rest(task)
             finally:
                 del self._queue[task]
-                for following in self._queue.values():
-                    following.set()
-                    break
+                self._next()
         return None if busy is None else len(busy)
 
-    async def written(self) -> None:
-        """Waits until the line that the current task has added is written."""
+    def _hold(self) -> None:
+        self.holds = True
+        for scope in self._durable.scopes:
+            scope.waits()
+
+    def _next(self) -> None:
+        durable = self._durable
+        if self._queue:
+            next(iter(self._queue.values())).set()
+        elif self.holds and not self._coming:
+            soon = trio.current_time() + _PLAIN
+            passes = any(durable.on_our_clock(scope.until) <= soon for scope in durable.scopes)
+            nursery = durable.running.scope_nursery
+            if nursery is not None and (passes or durable.cancelling.is_held_back):
+                nursery.start_soon(self._let_go, name="what strikes after results that came before")
+            else:
+                self.holds = False
+                for scope in durable.scopes:
+                    scope.goes_on_live()
+
+    @own_task
+    async def _let_go(self) -> None:
+        """One after the other, each when what the one before has cut short has come to rest."""
+        await self._others_rest(None)
+        if self._queue or self._coming:
+            return  # the last of those lets go
+        self.holds = False
+        for scope in sorted(self._durable.scopes, key=lambda scope: scope.until):
+            scope.goes_on_live()
+            if scope.inner.cancel_called:
+                await self._others_rest(None)
+            if self.holds:
+                return
+        self._durable.cancelling.goes_on_live()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncGenerator[None]:
+        """The block writes a line of the current task, or finds that there is none to write."""
         task = trio.lowlevel.current_task()
         self._coming.add(task)
         try:
-            await self._durable.history.written()
+            if self._durable.quiet.has_others():
+                await self._what_has_struck_is_said()
+                self._hold()
+            yield
         finally:
             self._coming.discard(task)
+            self._next()
 
-    async def _others_rest(self, task: trio.lowlevel.Task) -> list[trio.lowlevel.Task] | None:
+    async def _what_has_struck_is_said(self) -> None:
+        """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
+        their turn. If they are shielded it has struck too late."""
+        durable = self._durable
+        with trio.CancelScope(shield=True):
+            for _ in range(_PASSES):
+                around = set(scopes_around(trio.lowlevel.current_task()))
+                if not durable.cancelling.is_unsaid and not any(
+                    scope.is_unsaid for scope in durable.scopes if scope.inner not in around
+                ):
+                    break
+                await trio.lowlevel.checkpoint()
+
+    async def _others_rest(self, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
         first_seen: dict[trio.lowlevel.Task, tuple[float, int]] = {}
         looks = 0
         while busy := self._durable.quiet.busy(besides=task):

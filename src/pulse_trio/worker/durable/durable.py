@@ -57,7 +57,6 @@ RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 RETURNED.scopes = ()
 
-
 Failed = TypeVar("Failed", bound=Exception)
 
 
@@ -247,18 +246,19 @@ class Durable:
     async def record(
         self, call: Call, kind: Kind, value: str | Callable[[int], str] | None = None, *, event_id: int | None = None
     ) -> Line:
-        """Writes the call's line, and returns when it is written. `value` is JSON, or makes it from the line's number. A
-        cancellation waits until it is written, as long as the lease is proven. Raises `BeyondLimit`, `CodecError`."""
+        """Writes the call's line, and returns when its turn has come. `value` is JSON, or makes it from the line's number. A
+        cancellation waits, as long as the lease is proven. Raises `BeyondLimit`, `CodecError`."""
         if self.fatal is not None:
             await trio.lowlevel.checkpoint()
             raise self.fatal
-        try:
-            self.quiet.note()
-            line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
-        except Exception as error:
-            self.fail(error)
-            raise
-        await self.quiet.delivering.written()
+        async with self.quiet.delivering.writing():
+            try:
+                self.quiet.note()
+                line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
+            except Exception as error:
+                self.fail(error)
+                raise
+            await self.history.written()
         await self.quiet.delivered(line.line)
         return line
 

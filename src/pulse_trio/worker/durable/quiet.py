@@ -44,7 +44,7 @@ _SOON, _LATER = 0.001, 0.05
 class Quiet:
     """Of one attempt."""
 
-    __slots__ = ("_changes", "_durable", "_given_up", "_said", "_since", "_watched", "delivering")
+    __slots__ = ("_changes", "_durable", "_given_up", "_place", "_said", "_since", "_watched", "delivering")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -53,6 +53,8 @@ class Quiet:
         """The numbers of the lines from which on so many were busy."""
         self._said: float | None = None
         """What the history says of the newest line."""
+        self._place = 0
+        """From which line on it says so, at the earliest."""
         self._given_up = True
         """Whether this attempt waits no more."""
         self._since = (0, math.inf)
@@ -82,12 +84,15 @@ class Quiet:
             self._says(None if busy is None else len(busy) + in_plain)
 
     def _says(self, busy: int | None, number: int | None = None) -> None:
-        if not self._durable.history.replay.over:
+        history = self._durable.history
+        if not history.replay.over:
             return
-        before, self._said = self._said, _UNKNOWN if busy is None else 1.0 + busy
-        if self._said != before:
-            name = "" if number is None else str(number)
-            self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(self._said))
+        said, place = _UNKNOWN if busy is None else 1.0 + busy, number or history.latest + 1
+        behind = place < self._place
+        if said != self._said or behind:
+            history.hold(Kind.MOMENT, QUIET, "" if number is None else str(number), repr(said))
+            if not behind:
+                self._said, self._place = said, place
 
     def note_suspension(self) -> None:
         """The handler is about to be suspended: every task of it stands."""

@@ -191,6 +191,8 @@ class Scope(NoScopeOfTrios):
         again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
         if self._live_since is None:
             self._live_since = trio.current_time()
+        if self._durable.quiet.delivering.holds:
+            return
         deadline = self._durable.on_our_clock(self.until)
         replay = self._durable.history.replay
         if replay.unopened.hold_back(self.key) or replay.awaits_keys:
@@ -199,6 +201,15 @@ class Scope(NoScopeOfTrios):
         if self.asked or deadline <= trio.current_time():
             # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
             self.inner.cancel()
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether it has struck, and the history does not say so yet."""
+        return self.inner.cancel_called and self._stood is None
+
+    def waits(self) -> None:
+        """Its deadline does not strike until it `goes_on_live` again: results wait for their turn, which were there before."""
+        self.inner.deadline = math.inf
 
     def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short is one of them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -99,7 +100,11 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
         with trio.CancelScope() as decided:
             # No other line of this job is written until it is known whether this one is.
-            async with durable.history.alone() as number, durable.parts.transactions.begin(seconds=limit) as begun:
+            async with (
+                AsyncExitStack() as held,
+                durable.history.alone() as number,
+                durable.parts.transactions.begin(seconds=limit) as begun,
+            ):
                 async with durable.awaiting(call):
                     value = await function(Transaction(begun.connection, None), *args)
                 text = _encoded(durable, name, value, "its writes are rolled back, and")
@@ -110,6 +115,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
                 if not written:
                     raise _FenceLost
                 decided.shield = True
+                await held.enter_async_context(durable.quiet.delivering.writing())
             durable.history.are_written(number)
             await durable.quiet.delivered(number)
             return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)

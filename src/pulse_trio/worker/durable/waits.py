@@ -90,7 +90,8 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
         while True:
             news = receiver.news_of(job_id)
             try:
-                line = await _receive(durable, call)
+                async with durable.quiet.delivering.writing():
+                    line = await _receive(durable, call)
                 now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
                 if line is not None:
                     await durable.quiet.delivered(line.line)
