@@ -24,11 +24,13 @@ from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases, make_template
 from support.forking import Forker, Scripts, open_forker, variables_of_start
+from support.prepared import find_imported, workers_are_forks
 from support.scheduling import LongestFirst, Notes, longest_first
 from support.server import open_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Sequence
+    from contextlib import AbstractContextManager
 
 SERVER = pytest.StashKey["RunServer"]()
 VARIABLES = pytest.StashKey[dict[str, str]]()
@@ -53,6 +55,10 @@ class RunServer:
             make_template(server.dsn, self.prefix)
         return self._dsn
 
+    def enter(self, block: AbstractContextManager[None]) -> None:
+        """Leaves the block when the server is closed."""
+        self._open.enter_context(block)
+
     def close(self) -> None:
         self._open.close()
 
@@ -68,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    find_imported()
     config.stash[VARIABLES] = variables_of_start(os.environ)
     if not is_worker(config):
         config.stash[SERVER] = RunServer()
@@ -78,6 +85,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if SERVER in config.stash:
         config.stash[SERVER].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """xdist's: runs in the controller before it starts the workers. The server is started while the tests are imported."""
+    server = config.stash[SERVER]
+    server.enter(workers_are_forks(config, specs))
+    server.dsn()
 
 
 @pytest.hookimpl(optionalhook=True)

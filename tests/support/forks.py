@@ -28,6 +28,7 @@ import trio
 
 from support.forked_children import opens_forks
 from support.forking import LONGEST, NUMBER, variables_of_start
+from support.prepared import import_tests
 from support.stand_ins import become_asked, stand_behind, take
 
 if TYPE_CHECKING:
@@ -206,7 +207,16 @@ def run_goes_on() -> NoReturn:
     sys.exit(0)
 
 
-PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests, "goes-on": run_goes_on}
+def run_worker() -> NoReturn:
+    """What xdist starts its workers with: `python -u -c CODE`."""
+    imported = import_tests()
+    _, arguments = serve()
+    if not imported:
+        os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 -- as xdist does
+    run_python("-c", arguments[-1])
+
+
+PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests, "goes-on": run_goes_on, "xdist": run_worker}
 
 
 def leave(code: int) -> None:
