@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
 
@@ -323,6 +323,57 @@ async def test_a_deadline_that_passes_as_a_result_comes_is_first_or_second_in_ea
         await trees.burst()
     expected = ["price"] * 2 if in_turn else ["too late"] * 2
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, expected)
+
+
+async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it_again(trees: Trees) -> None:
+    """That result waits for its turn. The handler had the failure first, and in each later attempt the result."""
+
+    async def closes() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.3)
+
+    async def fails() -> None:
+        await trio.sleep(0.15)
+        raise LookupError("refused")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def credit(job: Job) -> list[str]:
+        won: list[str] = []
+
+        async def slow() -> None:
+            with job.move_on_after(0.05, key="budget"):
+                await job.step(closes, key="closes")
+
+        async def grants() -> None:
+            won.append(await job.step(_grants, key="grants"))
+
+        async def refuses() -> None:
+            try:
+                await job.step(fails, key="refuses")
+            except StepFailed:
+                won.append("refused")
+
+        async with trio.open_nursery() as nursery:
+            for task in (slow, grants, refuses):
+                nursery.start_soon(task)
+        told = await job.step(_tell, won[0])
+        await job.wait_for_event("go on")
+        return [*won, told]
+
+    job_id = trees.enqueue("credit")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(5):
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, ["granted", "refused", "granted"])
+
+
+async def _grants() -> str:
+    await trio.sleep(0.1)
+    return "granted"
 
 
 async def _tell(what: str) -> str:

@@ -188,5 +188,36 @@ async def test_a_deadline_around_a_fan_out_and_its_progress_bar_keeps_no_replay_
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, 2)
 
 
+async def test_a_scope_that_its_own_task_cuts_is_not_cut_before_that_task_has_come_there(trees: Trees) -> None:
+    """It is in a plain await before, and the others stand in calls. Nothing waits for a limiter, so nothing has to give way."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[str]:
+        found: list[str] = []
+
+        async def other() -> None:
+            await job.wait_for_event("other", key="other")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            with job.move_on_after(3600, key="patience") as patience:
+                await job.step(_invoice, key="invoice")
+                await trio.sleep(0.2)
+                found.append("looked")
+                patience.cancel()
+                await trio.sleep_forever()
+            await job.step(_invoice, key="again")
+            await job.wait_for_event("go on")
+            nursery.cancel_scope.cancel()
+        return found
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+        SyncClient(trees.dsn).send_event(job_id, "go on")
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, ["looked"])
+
+
 async def _invoice() -> str:
     return "invoice"

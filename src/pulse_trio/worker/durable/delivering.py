@@ -9,8 +9,8 @@ workflow until they are blocked before it gives it the next result, for the same
 What a task does in a plain await has no such end: it is waited for a moment, once, and a task whose step is being cut short a
 little longer. The history says how many such tasks there were (quiet.py).
 
-While a line is being written, or its result waits for its turn, no remembered scope strikes, and the job is not cancelled: they
-come after what was there before them, as their lines do in the history.
+While a line is being written, or its result waits for its turn, no remembered scope strikes, no step fails, and the job is not
+cancelled: they come after what was there before them, as their lines do in the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...trio_internals import innermost_scope, is_cancelled_in, scopes_around
+from ...trio_internals import innermost_scope, is_cancelled_in, scopes_around, tasks_from
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class Delivering:
     def has(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task waits for its turn, or for its line."""
         return task in self._coming or task in self._queue
+
+    def gone(self) -> int:
+        """How many tasks in plain awaits, which have been waited for, have ended since: a scope that strikes ends some before
+        it is known that it has struck."""
+        return len(self._passed_over.difference(tasks_from(self._durable.running.task))) if self._passed_over else 0
 
     def is_cut(self, task: trio.lowlevel.Task) -> bool:
         """Whether the call that a task stands in is being cut short: it may still end something in a shield of its own."""
@@ -139,6 +144,19 @@ class Delivering:
             self._coming.discard(task)
             self._next()
 
+    async def fails(self) -> None:
+        """A step of the current task has failed. Returns when the results that came before have been handed out, if there are
+        any; else at once."""
+        task, durable = trio.lowlevel.current_task(), self._durable
+        before = {*self._coming, *self._queue} - {task}
+        if not before or not durable.quiet.has_others():
+            return
+        async with self.writing():
+            with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline):
+                while not before.isdisjoint(self._coming):  # noqa: ASYNC110 -- several events, of which some may not come
+                    await trio.sleep(_PAUSE)
+            await self.turn()
+
     async def _what_has_struck_is_said(self) -> None:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
         their turn. If they are shielded it has struck too late."""
@@ -170,4 +188,6 @@ class Delivering:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.sleep(_PAUSE)
+        # What has ended since was busy when it was seen last (`gone`).
+        self._passed_over.intersection_update(busy or ())
         return busy

@@ -80,8 +80,8 @@ class Quiet:
         if self.has_others():
             task = trio.lowlevel.current_task()
             busy = self.busy(task)
-            in_plain = cut and task not in self._durable.standing
-            self._says(None if busy is None else len(busy) + in_plain)
+            more = (task not in self._durable.standing) + self.delivering.gone() if cut else 0
+            self._says(None if busy is None else len(busy) + more)
 
     def _says(self, busy: int | None, number: int | None = None) -> None:
         history = self._durable.history

@@ -51,7 +51,7 @@ def may_begin_anew(durable: Durable) -> bool:
 def stands_long_enough(durable: Durable, stood_still: float) -> bool:
     """Whether the replay has stood still long enough for that, in seconds."""
     ours = durable.standing.keys()
-    if any(any(one in held for one in ours) for held in map(holders_of_what_awaits, _waiting_for_another(durable))):
+    if any(any(one in held for one in ours) for held in map(holders_of_what_awaits, waiting_for_another(durable))):
         return stood_still >= _PAUSE
     return stood_still >= min(_PAUSE * 2.0 ** _in_a_row(durable), _LONGEST_PAUSE)
 
@@ -95,10 +95,10 @@ def cuts_too_early(durable: Durable, line: Line) -> bool:
     """Whether this, which came after calls that have not come yet, would cut a task short that may come to one: a scope those
     in it, a cancellation of the job all, and a failure perhaps those beside its task."""
     struck = {scope.inner for scope in durable.scopes if scope.key == line.key}
-    return any(not struck or not struck.isdisjoint(scopes_around(task)) for task in _waiting_for_another(durable))
+    return any(not struck or not struck.isdisjoint(scopes_around(task)) for task in waiting_for_another(durable))
 
 
-def _waiting_for_another(durable: Durable) -> Iterator[trio.lowlevel.Task]:
+def waiting_for_another(durable: Durable) -> Iterator[trio.lowlevel.Task]:
     """The tasks that wait for what another one does."""
     for task in tasks_from(durable.running.task):
         if task not in durable.standing and waits_for_another_task(task):

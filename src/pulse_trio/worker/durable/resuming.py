@@ -14,7 +14,7 @@ from ...states import options_of
 from .interrupted import misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
-from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough
+from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
 from .replay import Replay
 from .standing import is_behind_a_cut, is_cut_now
 
@@ -133,7 +133,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     anew instead: tasks would be cut short that had ended by then.
     """
     replay = durable.history.replay
-    if not _only_wait(durable) or durable.all_stand():
+    if not _only_wait(durable) or next(waiting_for_another(durable), None) is None:
         return False
     if (line := replay.comes_before_others()) is not None and cuts_too_early(durable, line):
         if stood_still is None or not stands_long_enough(durable, stood_still):
