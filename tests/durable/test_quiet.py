@@ -237,7 +237,7 @@ async def test_a_handler_of_one_task_is_told_nothing_and_one_of_several_only_cha
     }
     assert told == {
         "alone": [],
-        "beside_another": [{"line": 1, "value": 1.0}, {"line": 3, "value": 2.0}],
+        "beside_another": [{"line": 1, "value": 2.0}],
         "in_turn": [{"line": 1, "value": 1.0}, {"line": 6, "value": 2.0}],
     }
 

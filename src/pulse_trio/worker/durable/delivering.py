@@ -160,10 +160,9 @@ class Delivering:
     async def _what_has_struck_is_said(self) -> None:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
         their turn. If they are shielded it has struck too late."""
-        durable = self._durable
+        durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
         with trio.CancelScope(shield=True):
             for _ in range(_PASSES):
-                around = set(scopes_around(trio.lowlevel.current_task()))
                 if not durable.cancelling.is_unsaid and not any(
                     scope.is_unsaid for scope in durable.scopes if scope.inner not in around
                 ):

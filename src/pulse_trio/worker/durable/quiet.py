@@ -66,7 +66,9 @@ class Quiet:
     def note(self) -> None:
         """The current task is about to add a line. It gets what that says when it is quiet."""
         if self._said is None and self._durable.history.replay.over and self.has_others():
-            self._said = 1.0
+            # What is said when it is handed out may be lost with the attempt.
+            busy = self.busy(trio.lowlevel.current_task())
+            self._said = _UNKNOWN if busy is None else 1.0 + len(busy)
             self._durable.history.moment(QUIET, self._said, anew=True)
 
     async def delivered(self, number: int) -> None:
