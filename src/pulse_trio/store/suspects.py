@@ -37,7 +37,14 @@ async def claim_suspect(
         fence: dict[str, Any] = {"session": session, "lease": lease_of(queue)}
         sent = trio.current_time()
         if limited and fresh:
-            parameters = fence | {"queue": queue, "limit": 1, "turns": "{}", "paused_kinds": paused_kinds, "size": None}
+            parameters = fence | {
+                "queue": queue,
+                "limit": 1,
+                "turns": "{}",
+                "paused_kinds": paused_kinds,
+                "size": None,
+                "wait": 0,
+            }
             try:
                 if claims := await _claim_limited(connection, schema, parameters, sent):
                     return claims, sent

@@ -189,16 +189,18 @@ class Scope(NoScopeOfTrios):
     def goes_on_live(self) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
         again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
+        now, begins = trio.current_time(), self._live_since is None
         if self._live_since is None:
-            self._live_since = trio.current_time()
-        if self._durable.quiet.delivering.holds:
-            return
+            self._live_since = now
         deadline = self._durable.on_our_clock(self.until)
         replay = self._durable.history.replay
         if replay.unopened.hold_back(self.key) or replay.awaits_keys:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
+        # One that has passed as the scope is opened comes before what its task does in it.
+        if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
+            return
         self.inner.deadline = deadline
-        if self.asked or deadline <= trio.current_time():
+        if self.asked or deadline <= now:
             # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
             self.inner.cancel()
 
