@@ -18,10 +18,26 @@ if TYPE_CHECKING:
     from support.trees import Trees
 
 
-async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_a_later_attempt(trees: Trees) -> None:
+def waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, name: str) -> trio.Event:
+    """Set when the handler's task that runs the function with this name has a result, and waits for its turn."""
+    waits, others_rest = trio.Event(), delivering.Delivering._others_rest  # pyright: ignore[reportPrivateUsage] -- nothing else tells
+
+    async def noted(self: delivering.Delivering, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
+        if task is not None and task.name.endswith(name):
+            waits.set()
+        return await others_rest(self, task)
+
+    monkeypatch.setattr(delivering.Delivering, "_others_rest", noted)
+    return waits
+
+
+async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_a_later_attempt(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loser of the inner race closes its connection, so that race ends after the stop has come. No later attempt calls it
     again: there the inner race ended at once, and the handler went on with a winner that no step had seen."""
     ways: list[list[str]] = []
+    stop_waits = waits_for_its_turn(monkeypatch, "dispatcher")
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
@@ -35,7 +51,7 @@ async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_
             finally:
                 cut.set()
                 with trio.CancelScope(shield=True):
-                    await trio.sleep(0.1)
+                    await stop_waits.wait()
 
         async def stop() -> None:
             await cut.wait()
@@ -169,14 +185,17 @@ async def test_what_draws_a_progress_bar_keeps_no_replay_waiting(trees: Trees, m
     assert calls == list(range(6))
 
 
-async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck_too_late(trees: Trees) -> None:
+async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck_too_late(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another one strikes with it, and cuts its task short, which makes a step in its place before the result has its turn."""
     ways: list[list[object]] = []
+    answer_waits = waits_for_its_turn(monkeypatch, "asks")
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
         scopes: dict[str, DurableScope] = {}
-        cut, answered, listed = trio.Event(), trio.Event(), trio.Event()
+        cut, listed = trio.Event(), trio.Event()
         way: list[object] = []
 
         async def closes() -> None:
@@ -190,7 +209,6 @@ async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck
 
         async def answer() -> str:
             await cut.wait()
-            answered.set()
             return "answer"
 
         async def list_price() -> None:
@@ -216,8 +234,7 @@ async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck
             for task in (asks, waits, hedge):
                 nursery.start_soon(task)
             if job.attempt == 1:
-                await answered.wait()
-                await trio.sleep(0.05)
+                await answer_waits.wait()
                 for scope in scopes.values():
                     scope.cancel()
         ways.append(way)
@@ -242,11 +259,12 @@ async def test_a_task_in_a_plain_await_is_waited_for_once(trees: Trees, monkeypa
 
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> None:
-        called = trio.Event()
+        called, looked = trio.Event(), trio.Event()
 
         async def looks() -> None:
             await called.wait()
             await job.step(step, key="looks")
+            looked.set()
             await trio.sleep_forever()
 
         async def measured() -> None:
@@ -260,7 +278,7 @@ async def test_a_task_in_a_plain_await_is_waited_for_once(trees: Trees, monkeypa
             await measured()
             await measured()
             called.set()
-            await wait_all_tasks_blocked(0.05)
+            await looked.wait()
             await measured()
             await measured()
             nursery.cancel_scope.cancel()
@@ -325,18 +343,28 @@ async def test_a_deadline_that_passes_as_a_result_comes_is_first_or_second_in_ea
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, expected)
 
 
-async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it_again(trees: Trees) -> None:
+async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it_again(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That result waits for its turn. The handler had the failure first, and in each later attempt the result."""
+
+    cut, failed, granted_waits = trio.Event(), trio.Event(), waits_for_its_turn(monkeypatch, "grants")
 
     async def closes() -> None:
         try:
             await trio.sleep_forever()
         finally:
+            cut.set()
             with trio.CancelScope(shield=True):
-                await trio.sleep(0.3)
+                await failed.wait()
+
+    async def granted() -> str:
+        await cut.wait()
+        return "granted"
 
     async def fails() -> None:
-        await trio.sleep(0.15)
+        await granted_waits.wait()
+        failed.set()
         raise LookupError("refused")
 
     @trees.handlers.job(durable=True, suspend_after=0)
@@ -348,7 +376,7 @@ async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it
                 await job.step(closes, key="closes")
 
         async def grants() -> None:
-            won.append(await job.step(_grants, key="grants"))
+            won.append(await job.step(granted, key="grants"))
 
         async def refuses() -> None:
             try:
@@ -371,25 +399,23 @@ async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, ["granted", "refused", "granted"])
 
 
-async def _grants() -> str:
-    await trio.sleep(0.1)
-    return "granted"
-
-
 async def _tell(what: str) -> str:
     return what
 
 
-async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(trees: Trees) -> None:
+async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes of the result is done when the job is cancelled, in that attempt and in the next one, which cleans up."""
     done: list[str] = []
+    answer_waits = waits_for_its_turn(monkeypatch, "asks")
 
     async def act(what: str) -> None:
         done.append(what)
 
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> None:
-        cut, answered, cancelled = trio.Event(), trio.Event(), trio.Event()
+        cut, cancelled = trio.Event(), trio.Event()
 
         async def closes() -> None:
             try:
@@ -401,7 +427,6 @@ async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(trees: Tre
 
         async def answer() -> None:
             await cut.wait()
-            answered.set()
 
         async def hedge() -> None:
             async with trio.open_nursery() as nursery:
@@ -410,8 +435,7 @@ async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(trees: Tre
                 nursery.cancel_scope.cancel()
 
         async def cancels() -> None:
-            await answered.wait()
-            await trio.sleep(0.05)
+            await answer_waits.wait()
             SyncClient(trees.dsn).cancel(job.id)
             running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
             running.ask(CancelRequest("user", None))
