@@ -39,7 +39,7 @@ _PASSES, _PAUSE = 5, 0.001
 class Delivering:
     """Of one attempt."""
 
-    __slots__ = ("_coming", "_durable", "_entered", "_passed_over", "_queue", "holds")
+    __slots__ = ("_behind", "_coming", "_durable", "_entered", "_failing", "_gate", "_passed_over", "_queue", "holds")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -49,6 +49,12 @@ class Delivering:
         """Whether what strikes waits, because a result does."""
         self._coming = set[trio.lowlevel.Task]()
         """Those whose line is being written: they rest, too, and to look where each of them waits takes some microseconds."""
+        self._failing: dict[trio.lowlevel.Task, None] = {}
+        """Those whose step has failed, and that raise it when the lines that were there before have been handed out."""
+        self._behind = set[trio.lowlevel.Task]()
+        """Those whose result has no line yet, and gets it when the failures before it have been raised."""
+        self._gate = trio.Event()
+        """Set when no failure waits any more."""
         self._passed_over = set[trio.lowlevel.Task]()
         """Those that have been waited for."""
         self._entered: dict[trio.lowlevel.Task, object] = {}
@@ -66,7 +72,7 @@ class Delivering:
 
     def has(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task waits for its turn, or for its line."""
-        return task in self._coming or task in self._queue
+        return task in self._coming or task in self._queue or task in self._failing or task in self._behind
 
     def gone(self) -> int:
         """How many tasks in plain awaits, which have been waited for, have ended since: a scope that strikes ends some before
@@ -104,7 +110,7 @@ class Delivering:
         durable = self._durable
         if self._queue:
             next(iter(self._queue.values())).set()
-        elif self.holds and not self._coming:
+        elif self.holds and not (self._coming or self._failing):
             soon = trio.current_time() + _PLAIN
             passes = any(durable.on_our_clock(scope.until) <= soon for scope in durable.scopes)
             nursery = durable.running.scope_nursery
@@ -119,7 +125,7 @@ class Delivering:
     async def _let_go(self) -> None:
         """One after the other, each when what the one before has cut short has come to rest."""
         await self._others_rest(None)
-        if self._queue or self._coming:
+        if self._queue or self._coming or self._failing:
             return  # the last of those lets go
         self.holds = False
         for scope in sorted(self._durable.scopes, key=lambda scope: scope.until):
@@ -131,9 +137,11 @@ class Delivering:
         self._durable.cancelling.goes_on_live()
 
     @asynccontextmanager
-    async def writing(self) -> AsyncGenerator[None]:
-        """The block writes a line of the current task, or finds that there is none to write."""
+    async def writing(self, *, numbered: bool = False) -> AsyncGenerator[None]:
+        """The block writes a line of the current task, or finds that there is none to write. `numbered`: it has its number."""
         task = trio.lowlevel.current_task()
+        if self._failing and not numbered:
+            await self._come_after_failures(task)
         self._coming.add(task)
         try:
             if self._durable.quiet.has_others():
@@ -144,18 +152,35 @@ class Delivering:
             self._coming.discard(task)
             self._next()
 
+    async def _come_after_failures(self, task: trio.lowlevel.Task) -> None:
+        self._behind.add(task)
+        try:
+            with trio.CancelScope(shield=True, deadline=self._durable.running.lease_deadline):
+                while self._failing:
+                    await self._gate.wait()
+        finally:
+            self._behind.discard(task)
+
     async def fails(self) -> None:
-        """A step of the current task has failed. Returns when the results that came before have been handed out, if there are
-        any; else at once."""
+        """A step of the current task has failed. Returns when the results that have their lines have been handed out, if there
+        are any; else at once. Those that come meanwhile get their lines after it."""
         task, durable = trio.lowlevel.current_task(), self._durable
-        before = {*self._coming, *self._queue} - {task}
-        if not before or not durable.quiet.has_others():
+        if not (self._coming or self._queue or self._failing) or not durable.quiet.has_others():
             return
-        async with self.writing():
+        self._failing[task] = None
+        try:
+            await self._what_has_struck_is_said()
+            self._hold()
             with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline):
-                while not before.isdisjoint(self._coming):  # noqa: ASYNC110 -- several events, of which some may not come
+                while self._coming or next(iter(self._failing)) is not task:  # noqa: ASYNC110 -- several events, some may not come
                     await trio.sleep(_PAUSE)
-            await self.turn()
+                await self.turn()
+        finally:
+            del self._failing[task]
+            if not self._failing:
+                self._gate.set()
+                self._gate = trio.Event()
+            self._next()
 
     async def _what_has_struck_is_said(self) -> None:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had

@@ -259,7 +259,7 @@ class Durable:
                 self.fail(error)
                 raise
             await self.history.written()
-        await self.quiet.delivered(line.line)
+        await self.quiet.delivered(call, line.line)
         return line
 
     def moment(self, call_key: str, seconds: float, within: str = "") -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..jobs.running_job import RunningJob
 
+_COME_FIRST = (Kind.SCOPE_CANCELLED, Kind.CANCELLED, Kind.STEP_FAILED)
 Value = str | Callable[[int], str] | None
 """JSON, or what makes it from the line's number."""
 
@@ -133,6 +134,8 @@ class History:
         held, self._held = self._held, []
         for kind, key, name, value, gets in held:
             line = self._append(kind, key, name, value)
+            if kind is not Kind.MOMENT:
+                self.replay.came(line.line)
             if gets is not None:
                 gets(line)
         return bool(held)
@@ -155,12 +158,12 @@ class History:
 
         Raises `BeyondLimit` where a history has its most.
         """
-        self.cancellations_come_first()
+        self.what_came_before()
         return self._append(kind, key, name, value, event_id)
 
-    def cancellations_come_first(self) -> None:
-        """Adds what is held if a cancellation is: it came before the line that is added now."""
-        if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
+    def what_came_before(self) -> None:
+        """Adds what is held if a cancellation or a failure is: it came before the line that is added now."""
+        if any(held[0] in _COME_FIRST for held in self._held):
             self.let_go()
 
     def _append(self, kind: Kind, key: str, name: str, value: Value, event_id: int | None = None) -> Line:
@@ -261,6 +264,7 @@ class History:
         Raises `BeyondLimit` where a history has its most lines.
         """
         async with self._alone:
+            self.what_came_before()
             # What was added before comes first, also what is added during this wait; what is added after it waits.
             while self._written < self.room.next - 1 and not self.lost:
                 if self.unwritten:

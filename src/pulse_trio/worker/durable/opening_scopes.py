@@ -71,7 +71,7 @@ class OpenScope:
             call = Call("scope", name)
             call.handles = sys.exception()
             check_waits(durable, call)
-        durable.history.cancellations_come_first()
+        durable.history.what_came_before()
         if durable.keys.in_main and durable.keys.beyond:
             # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
             durable.history.replay.moments.pop(name, None)

@@ -18,11 +18,12 @@ import trio
 
 from ...lines import Kind
 from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
+from .begun import BEGUN, Begun
 from .delivering import Delivering
 from .own_tasks import is_own, own_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ...lines import Line
     from .calls import Call
@@ -44,7 +45,18 @@ _SOON, _LATER = 0.001, 0.05
 class Quiet:
     """Of one attempt."""
 
-    __slots__ = ("_changes", "_durable", "_given_up", "_place", "_said", "_since", "_watched", "delivering")
+    __slots__ = (
+        "_begun",
+        "_busy_at",
+        "_changes",
+        "_durable",
+        "_given_up",
+        "_place",
+        "_said",
+        "_since",
+        "_watched",
+        "delivering",
+    )
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -60,6 +72,9 @@ class Quiet:
         self._since = (0, math.inf)
         """For which line it waits, and since when."""
         self._watched = False
+        self._begun = Begun()
+        self._busy_at = 0
+        """That of the last one for which tasks were busy."""
 
     # Live
 
@@ -71,10 +86,17 @@ class Quiet:
             self._said = _UNKNOWN if busy is None else 1.0 + len(busy)
             self._durable.history.moment(QUIET, self._said, anew=True)
 
-    async def delivered(self, number: int) -> None:
-        """Waits until the current task may go on with what the line with this number says."""
+    async def delivered(self, call: Call, number: int) -> None:
+        """Waits until the current task may go on with what the line with this number says, which is that of the call."""
         if self.has_others():
-            self._says(await self.delivering.turn(), number)
+            busy = await self.delivering.turn()
+            self._says(busy, number)
+            # A block's call is its end.
+            if call.after < self._busy_at and call.kind != "block":
+                self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(call.after)))
+            if busy != 0:
+                self._busy_at = number
+        self._durable.history.replay.came(number)
 
     def note_held(self, *, cut: bool = False) -> None:
         """The current task is about to hold a line. `cut`: the line says what has cut it short, in a call or in a plain
@@ -140,7 +162,7 @@ class Quiet:
 
     # Again
 
-    def resumes(self, lines: Iterable[Line]) -> None:
+    def resumes(self, lines: Sequence[Line]) -> None:
         """The attempts before have written these."""
         told = [line for line in lines if line.kind is Kind.MOMENT and line.key == QUIET]
         # Of two that say it of the same line the newer one holds.
@@ -150,6 +172,7 @@ class Quiet:
         self._changes = sorted(changes.items())
         if self._changes:
             self._said, self._given_up = self._changes[-1][1], False
+        self._begun = Begun(lines)
 
     def holds_up(self) -> bool:
         """Whether what comes next in the history has to wait: it was quiet, and is not. Sees to it that it goes on then."""
@@ -163,8 +186,10 @@ class Quiet:
             return False
         busy = self.busy()
         if busy is not None and len(busy) <= allowed:
-            self._given_up = line is None
-            return False
+            # Where none is busy no call is to come.
+            if not busy or line is None or not self._begun.is_missing(place, durable.history.replay.has_begun):
+                self._given_up = line is None
+                return False
         if self._since[0] != place:
             self._since = place, now
         half = (durable.running.timeout_deadline - durable.running.sent) / 2

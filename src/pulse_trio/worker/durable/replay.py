@@ -57,7 +57,7 @@ class _OutOfOrder:
 class _Calls:
     """Those of this attempt."""
 
-    __slots__ = ("given", "left", "waiting")
+    __slots__ = ("given", "latest", "left", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[str, Call] = {}
@@ -66,6 +66,7 @@ class _Calls:
         """The one that is about to go on."""
         self.left = set[str]()
         """The keys of those that were cut short while they waited: none of them comes again."""
+        self.latest = 0
 
 
 class Replay:
@@ -122,6 +123,15 @@ class Replay:
         """Whether a line was handed out before its turn."""
         return self._out_of_order.begun
 
+    @property
+    def latest(self) -> int:
+        """The number of the last line that was handed out, live too, or that tells of what came before it was added."""
+        return self._calls.latest
+
+    def came(self, number: int) -> None:
+        """The line with this number was handed out."""
+        self._calls.latest = number
+
     def is_latest(self, call: Call) -> bool:
         """Whether no call that waits began after this one."""
         return next(reversed(self._calls.waiting.values()), None) is call
@@ -129,6 +139,10 @@ class Replay:
     def has_line(self, key: str) -> bool:
         """Whether the call with this key has a line."""
         return key in self._by_key
+
+    def has_begun(self, key: str) -> bool:
+        """Whether the call with this key waits for its turn, or was cut short in that, or may have its line already."""
+        return self.out_of_order or key in self._calls.waiting or key in self._calls.left
 
     def is_cancelled_at(self, key: str) -> bool:
         """Whether the job's cancellation is still to come, and the call with this key stood then."""
@@ -188,6 +202,7 @@ class Replay:
                     self._out_of_order.begun = True
                     self._out_of_order.raised = self._out_of_order.raised or turn.line.kind in _RAISES
                 self._lines.remove(turn.line)
+                self.came(turn.line.line)
             if turn.call is not None:
                 del self._calls.waiting[turn.call.key]
                 self._calls.given = turn

@@ -116,9 +116,9 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
                 if not written:
                     raise _FenceLost
                 decided.shield = True
-                await held.enter_async_context(durable.quiet.delivering.writing())
+                await held.enter_async_context(durable.quiet.delivering.writing(numbered=True))
             durable.history.are_written(number)
-            await durable.quiet.delivered(number)
+            await durable.quiet.delivered(call, number)
             return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
     except _FenceLost:
         if not running.ended:

@@ -94,7 +94,7 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
                     line = await _receive(durable, call)
                 now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
                 if line is not None:
-                    await durable.quiet.delivered(line.line)
+                    await durable.quiet.delivered(call, line.line)
                     return line
                 if now >= end:
                     break

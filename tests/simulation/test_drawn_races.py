@@ -1,0 +1,46 @@
+"""Drawn handlers of several tasks that race decide the same in each attempt, whatever happens to the attempts.
+
+`PULSE_TRIO_RACES=200` plays so many programs, `PULSE_TRIO_RACES_SEED=7-14` those of these seeds, and `PULSE_TRIO_RACES_FAULTS`
+names what strikes: `none`, `lost`, `cancelled`. What is first is the machine's: a failure may need some plays of its seed to come
+again, and `PULSE_TRIO_RACES_PLAYS=20` plays each so often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from random import Random
+
+import pytest
+import trio
+
+from support.programs.races import draw
+from support.programs.racing import FAULTS, open_track, try_race
+
+PROGRAMS = int(os.environ.get("PULSE_TRIO_RACES", "8"))
+FIRST, _, LAST = os.environ.get("PULSE_TRIO_RACES_SEED", f"1-{PROGRAMS}").partition("-")
+SEEDS = range(int(FIRST), int(LAST or FIRST) + 1)
+STRIKES = os.environ.get("PULSE_TRIO_RACES_FAULTS", ",".join(FAULTS)).split(",")
+PLAYS = int(os.environ.get("PULSE_TRIO_RACES_PLAYS", "1"))
+SIDE_BY_SIDE = 6
+
+
+@pytest.mark.timeout(120 + len(SEEDS) * PLAYS * 5)
+async def test_drawn_races_have_the_same_winners_in_each_attempt(dsn: str) -> None:
+    seeds = iter([*SEEDS] * PLAYS)
+    failed: dict[int, list[str]] = {}
+
+    async with open_track(dsn) as track:
+
+        async def play() -> None:
+            for seed in seeds:
+                if wrong := await try_race(track, draw(seed), Random(seed), STRIKES):
+                    failed[seed] = wrong
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(SIDE_BY_SIDE):
+                nursery.start_soon(play)
+    assert not failed, "".join(
+        f"\nPULSE_TRIO_RACES_SEED={seed}:\n{json.dumps(draw(seed))}\n" + "\n".join(wrong)
+        for seed, wrong in failed.items()
+    )

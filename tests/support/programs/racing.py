@@ -1,0 +1,167 @@
+"""Plays drawn races (races.py) on a database, by workers in the test's own Trio run, and strikes at drawn moments."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
+from support.stage import parts
+from support.stores import Window, open_store
+
+from .races import HANDLERS, KINDS, PLAYS, Node, Play
+from .staging import HASTEN, LOSE, UNFINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from random import Random
+
+    from pulse_trio import Client
+    from pulse_trio.store import WorkerStore
+
+FAULTS = ("none", "lost", "cancelled")
+"""What strikes: nothing but what the handler waits for; the lease is lost, some times; a person cancels the job."""
+SLOW = 20.0
+"""Seconds after which a play is slow. None waits for more than two."""
+LONGEST = 60.0
+ENDED = """
+SELECT id, state, result, error FROM jobs WHERE id = ANY(%s) AND finished_at IS NOT NULL
+"""
+ERRORS = "SELECT attempt, outcome, error FROM attempt WHERE job_id = %s AND error IS NOT NULL ORDER BY attempt"
+HISTORY = "SELECT line, kind, key, name, left(value::text, 300) AS value, attempt FROM history WHERE job_id = %s ORDER BY line"
+
+
+class Track:
+    """One database, and workers."""
+
+    def __init__(self, window: Window, other: WorkerStore, client: Client, nursery: trio.Nursery) -> None:
+        self.window, self.other, self.client, self.nursery = window, other, client, nursery
+        self.workers: list[Worker] = []
+        self.ended: dict[int, trio.Event] = {}
+        self.found: dict[int, Any] = {}
+
+    async def watch(self) -> None:
+        """Looks for plays that have ended."""
+        while True:
+            await trio.sleep(0.02)
+            self.window.run(HASTEN)
+            waited = [job for job, event in self.ended.items() if not event.is_set()]
+            for row in self.window.run(ENDED, waited) if waited else []:
+                self.found[row["id"]] = row
+                self.ended[row["id"]].set()
+
+    def send(self, job_id: int, name: str, after: float) -> None:
+        """Sends an event, once."""
+        self.nursery.start_soon(self._send, job_id, name, after)
+
+    async def _send(self, job_id: int, name: str, after: float) -> None:
+        await trio.sleep(after)
+        try:
+            await self.client.send_event(job_id, name, "sent", event_key=name)
+        except (UnknownJob, InvalidTransition):
+            pass
+
+    async def lose(self, play: Play) -> None:
+        """The lease of the attempt that runs is over, and it is told."""
+        job = play.running
+        if job is None or not self.window.run(LOSE, job.id, job.attempt):
+            return
+        play.lost.add(job.attempt)
+        while self.window.run("SELECT 1 FROM job WHERE id = %s AND attempt = %s AND state = 2", job.id, job.attempt):
+            await self.other.rescue()
+        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+        if not running.ended:
+            for worker in self.workers:
+                if running in list(parts(worker).jobs.held):
+                    parts(worker).jobs.lose(running)
+        running.cancel("fence-lost")
+
+    async def play(self, program: list[Node], kind: Any, fault: str, moments: Sequence[float]) -> tuple[str, Play]:
+        """Plays a program to its end. Returns what is wrong, and the play."""
+        number = len(PLAYS) + 1
+        play = PLAYS[number] = Play(send=self.send)
+        begun = trio.current_time()
+        ref = await self.client.enqueue(kind, number, program)
+        self.ended[ref.id] = event = trio.Event()
+        with trio.move_on_after(LONGEST) as patience:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.strike, play, ref.id, fault, moments)
+                import os
+                if os.environ.get("DUMP"):
+                    import sys; sys.path.insert(0, "/tmp/w")
+                    from dump import dump
+                    with trio.move_on_after(5): await event.wait()
+                    if not event.is_set(): dump(play.running)
+                await event.wait()
+                nursery.cancel_scope.cancel()
+        if patience.cancelled_caught:
+            play.wrong.append(f"hangs: {[dict(row) for row in self.window.run(UNFINISHED, ref.id)]}")
+            self.explain(play, ref.id)
+        else:
+            self.look_at(play, ref.id, fault, trio.current_time() - begun)
+        what = f"{kind.kind}, {fault} {[round(moment, 3) for moment in moments]}, job {ref.id}"
+        return what, play
+
+    async def strike(self, play: Play, job_id: int, fault: str, moments: Sequence[float]) -> None:
+        """Does what the fault is, at these moments."""
+        for moment in moments:
+            await trio.sleep(moment)
+            if fault == "lost":
+                await self.lose(play)
+            elif fault == "cancelled":
+                try:
+                    await self.client.cancel(job_id)
+                except InvalidTransition:
+                    return
+
+    def look_at(self, play: Play, job_id: int, fault: str, seconds: float) -> None:
+        """Asks what may be wrong with a play that has ended."""
+        row = self.found.pop(job_id)
+        del self.ended[job_id]
+        wrong = play.wrong
+        if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled"):
+            wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
+        if seconds > SLOW:
+            wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
+        wrong += [f"{label} is left open" for label, how in play.sagas.items() if how == "open"]
+        if fault == "none":
+            wrong += [f"{label} was done {count} times" for label, count in play.effects.items() if count > 1]
+        if wrong:
+            self.explain(play, job_id)
+
+    def explain(self, play: Play, job_id: int) -> None:
+        """Adds what a person looks at."""
+        wrong = play.wrong
+        if True:
+            for attempt in self.window.run(ERRORS, job_id):
+                wrong.append(f"attempt {attempt['attempt']} {attempt['outcome']}: {attempt['error'].splitlines()[0][:500]}")
+            wrong += [f"attempt {attempt} did {', '.join(done)}" for attempt, done in play.trace.items()][-6:]
+            wrong += [" ".join(map(str, line.values())) for line in self.window.run(HISTORY, job_id)]
+
+
+@asynccontextmanager
+async def open_track(dsn: str) -> AsyncGenerator[Track]:
+    """Workers on a database, and what strikes them."""
+    async with open_store(dsn) as other, open_client(dsn) as client, trio.open_nursery() as nursery:
+        with Window(dsn) as window:
+            track = Track(window, other, client, nursery)
+            for _ in range(2):
+                worker = Worker(HANDLERS, dsn, poll=0.1, concurrency=24, watchdog=1.0, grace=0.1, log=False)
+                track.workers.append(worker)
+                nursery.start_soon(worker.run)
+            nursery.start_soon(track.watch)
+            yield track
+            nursery.cancel_scope.cancel()
+
+
+async def try_race(track: Track, program: list[Node], random: Random, faults: Sequence[str]) -> list[str]:
+    """Plays a program once with each of the faults. Returns what was wrong, a line each."""
+    wrong: list[str] = []
+    for fault in faults:
+        number = {"none": 0, "lost": random.randint(1, 4), "cancelled": 1}[fault]
+        moments = [random.expovariate(8.0) for _ in range(number)]
+        what, play = await track.play(program, random.choice(KINDS), fault, moments)
+        wrong += [f"[{what}] {one}" for one in play.wrong]
+    return wrong
