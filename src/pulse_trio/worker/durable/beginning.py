@@ -142,7 +142,8 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.
-        await durable.history.written(decided=True)
+        async with durable.awaiting(call):
+            await durable.history.written(decided=True)
 
 
 def _check_blocks(durable: Durable) -> None:

@@ -63,6 +63,7 @@ class Cancelling:
         "_beyond",
         "_came",
         "_count",
+        "_counted",
         "_durable",
         "_failed",
         "_held_back",
@@ -85,6 +86,8 @@ class Cancelling:
         """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
+        self._counted = False
+        """Whether the history has how many tasks were busy when it came."""
         self._again: _Again | None = None
         """A cancellation that is to come again in a plain await."""
         self._beyond = False
@@ -117,6 +120,9 @@ class Cancelling:
             return True
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
+            if reason in HELD_BACK and not self.noted and not replays and quiet.has_others():
+                quiet.note_struck(quiet.busy())
+                self._counted = True
             return False
         self._held_back = reason
         return True
@@ -156,9 +162,10 @@ class Cancelling:
         self._is_noted()
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
-        place = place_of_the_cut() if clean_up and after else ()
+        place = place_of_the_cut() or () if clean_up and after else ()
         value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
-        self._durable.quiet.note_held(cut=True)
+        if not self._counted:
+            self._durable.quiet.note_held(cut=True)
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:

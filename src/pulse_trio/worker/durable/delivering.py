@@ -24,9 +24,10 @@ from ...trio_internals import innermost_scope, is_cancelled_in, scopes_around, t
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
     from .durable import Durable
+    from .scopes import Scope
 
 _PLAIN = 0.01
 """Seconds for which a task in a plain await is waited for; it is passed over then, until it makes a durable call."""
@@ -128,13 +129,21 @@ class Delivering:
         if self._queue or self._coming or self._failing:
             return  # the last of those lets go
         self.holds = False
-        for scope in sorted(self._durable.scopes, key=lambda scope: scope.until):
-            scope.goes_on_live()
-            if scope.inner.cancel_called:
+        if await self.strike(self._durable.scopes):
+            self._durable.cancelling.goes_on_live()
+
+    async def strike(self, scopes: Iterable[Scope]) -> bool:
+        """Those that are due strike, one after the other. Returns whether all have that were; else results have come, which
+        are first."""
+        for scope in sorted(scopes, key=lambda scope: scope.until):
+            struck = scope.inner.cancel_called
+            if scope in self._durable.scopes:
+                scope.goes_on_live()
+            if scope.inner.cancel_called and not struck:
                 await self._others_rest(None)
             if self.holds:
-                return
-        self._durable.cancelling.goes_on_live()
+                return False
+        return True
 
     @asynccontextmanager
     async def writing(self, *, numbered: bool = False) -> AsyncGenerator[None]:

@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 _DEEPEST, _LONGEST = 30, 200
 """Frames of a place, and letters of a function's name. A place with more is none."""
 _NOT_THE_HANDLERS = ("pulse_trio.", "trio.", "outcome.")
+_CALLS = "pulse_trio.worker.durable.keys"
+"""Where every durable call passes."""
 
 
-def place_of_the_cut() -> tuple[str, ...]:
+def place_of_the_cut() -> tuple[str, ...] | None:
     """The functions of the current task and their lines, the outermost first, to that which the exception that is handled now
-    has left an await of. Empty: that is not known."""
+    has left an await of. Empty: that is not known. None: it has left a durable call."""
     error = sys.exception()
     left: dict[FrameType, int] = {}
     traceback = error.__traceback__ if error is not None else None
     while traceback is not None:
         left[traceback.tb_frame] = traceback.tb_lineno
+        if str(traceback.tb_frame.f_globals.get("__name__")).startswith(_CALLS):
+            return None
         traceback = traceback.tb_next
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- a coroutine that runs says nothing

@@ -21,6 +21,7 @@ from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_ano
 from .begun import BEGUN, Begun
 from .delivering import Delivering
 from .own_tasks import is_own, own_task
+from .striking import Striking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +57,13 @@ class Quiet:
         "_since",
         "_watched",
         "delivering",
+        "striking",
     )
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self.delivering = Delivering(durable)
+        self.striking = Striking(durable)
         self._changes: list[tuple[int, float]] = []
         """The numbers of the lines from which on so many were busy."""
         self._said: float | None = None
@@ -85,6 +88,8 @@ class Quiet:
             busy = self.busy(trio.lowlevel.current_task())
             self._said = _UNKNOWN if busy is None else 1.0 + len(busy)
             self._durable.history.moment(QUIET, self._said, anew=True)
+            # It says nothing of the lines before, which may still have to be handed out.
+            self._place = self._durable.history.latest
 
     async def delivered(self, call: Call, number: int) -> None:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
@@ -106,6 +111,11 @@ class Quiet:
             busy = self.busy(task)
             more = (task not in self._durable.standing) + self.delivering.gone() if cut else 0
             self._says(None if busy is None else len(busy) + more)
+
+    def note_struck(self, busy: Sequence[trio.lowlevel.Task] | None) -> None:
+        """The current task is about to hold a line of what has just been cut short while these were busy."""
+        if self.has_others():
+            self._says(None if busy is None else len(busy))
 
     def _says(self, busy: int | None, number: int | None = None) -> None:
         history = self._durable.history

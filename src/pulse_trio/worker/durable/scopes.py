@@ -199,10 +199,20 @@ class Scope(NoScopeOfTrios):
         # One that has passed as the scope is opened comes before what its task does in it.
         if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
             return
-        self.inner.deadline = deadline
         if self.asked or deadline <= now:
-            # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
-            self.inner.cancel()
+            self._strikes()
+        elif deadline < math.inf:
+            self._durable.quiet.striking.at(self, deadline)
+
+    def _strikes(self) -> None:
+        """It strikes live, which is noted before anything is cut short."""
+        if self.inner.cancel_called:
+            return
+        quiet = self._durable.quiet
+        at, busy = self._durable.keys_that_stand(), quiet.busy()
+        self.inner.cancel()
+        quiet.note_struck(busy)
+        self.note(at, cuts=False, counted=True)
 
     @property
     def is_unsaid(self) -> bool:
@@ -213,16 +223,17 @@ class Scope(NoScopeOfTrios):
         """Its deadline does not strike until it `goes_on_live` again: results wait for their turn, which were there before."""
         self.inner.deadline = math.inf
 
-    def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
+    def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False, counted: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short is one of them.
-        `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again."""
+        `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again. `counted`: it
+        is noted how many tasks were busy."""
         if not self.inner.cancel_called:
             return
         if cuts:
             self._so_far.late = False
-        if clean_up and not self._so_far.cleans_up:
+        if clean_up and not self._so_far.cleans_up and (place := place_of_the_cut()) is not None:
             self._so_far.cleans_up = True
-            self._so_far.place = place_of_the_cut()
+            self._so_far.place = place
         if self._stood is None and (line := self._durable.history.replay.struck_by_key(self.key)) is not None:
             self._stood, self.line = stood(line), line.line
         if self._stood is None:
@@ -231,7 +242,8 @@ class Scope(NoScopeOfTrios):
             asked = self.remembered and self.asked == "by its task"
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
-            self._durable.quiet.note_held(cut=True)
+            if not counted:
+                self._durable.quiet.note_held(cut=True)
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:
@@ -285,7 +297,13 @@ class Scope(NoScopeOfTrios):
     def _is_left_by_a_failure(self, error: BaseException | None) -> bool:
         """Whether a step or a block in it has failed, and the deadline struck on the way out: it has cut nothing short. The
         attempt may fail of that failure; the next one does without it then, and is not to be cut short in its place."""
-        return error is not None and self._stood is None and self._durable.failures.is_failure(error)
+        if error is None or self._so_far.late is not None or self.line is not None:
+            return False
+        if not self._durable.failures.is_failure(error):
+            return False
+        self._stood = None
+        self._durable.history.forget_held_of(self.key)
+        return True
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
@@ -324,6 +342,7 @@ class Scope(NoScopeOfTrios):
                 self._is_left(None)
             finally:
                 self.inner.deadline = math.inf
+                self._durable.quiet.striking.ends(self)
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
                 self._durable.cancelling.moves()
