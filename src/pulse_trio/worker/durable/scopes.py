@@ -200,11 +200,11 @@ class Scope(NoScopeOfTrios):
         if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
             return
         if self.asked or deadline <= now:
-            self._strikes()
+            self._strikes(opened=self not in self._durable.scopes)
         elif deadline < math.inf:
             self._durable.quiet.striking.at(self, deadline)
 
-    def _strikes(self) -> None:
+    def _strikes(self, *, opened: bool) -> None:
         """It strikes live, which is noted before anything is cut short."""
         if self.inner.cancel_called:
             return
@@ -213,6 +213,8 @@ class Scope(NoScopeOfTrios):
         self.inner.cancel()
         quiet.note_struck(busy)
         self.note(at, cuts=False, counted=True)
+        if opened and self._stood is not None:
+            self._stood = msgspec.structs.replace(self._stood, opened=True)
 
     @property
     def is_unsaid(self) -> bool:
@@ -332,6 +334,8 @@ class Scope(NoScopeOfTrios):
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
             self._durable.cancelling.moves()
+            if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, _is_opened)):
+                self.strike_again(line)
             self._durable.hand_out()
             try:
                 yield self
@@ -394,6 +398,10 @@ def is_struck(durable: Durable) -> bool:
 
 def _is_asked(said: Stood) -> bool:
     return said.read or (said.asked and not said.late)
+
+
+def _is_opened(said: Stood) -> bool:
+    return said.opened
 
 
 def _struck_too(_: Stood) -> bool:

@@ -35,6 +35,8 @@ class Stood(msgspec.Struct, frozen=True):
     """How many calls the scope's task had begun in it; None of a line that older workers have written."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
+    opened: bool = False
+    """Whether the scope struck as it was opened, whatever was on its way then."""
     place: tuple[str, ...] = ()
     """Where in the code the plain await was, if it is known (places.py)."""
 
