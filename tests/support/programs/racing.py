@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 FAULTS = ("none", "lost", "cancelled")
 """What strikes: nothing but what the handler waits for; the lease is lost, some times; a person cancels the job."""
-SLOW = 20.0
+SLOW = float(os.environ.get("PULSE_TRIO_RACES_SLOW", "20"))
 """Seconds after which a play is slow. None waits for more than two."""
 LONGEST = 60.0
 ENDED = """

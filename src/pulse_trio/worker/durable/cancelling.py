@@ -35,6 +35,8 @@ from .scopes import is_struck
 from .stood import Stood, stood
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...jobs import CancelReason
     from ...lines import Line
     from .durable import Durable
@@ -61,9 +63,9 @@ class Cancelling:
     __slots__ = (
         "_again",
         "_beyond",
+        "_busy",
         "_came",
         "_count",
-        "_counted",
         "_durable",
         "_failed",
         "_held_back",
@@ -86,8 +88,8 @@ class Cancelling:
         """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
-        self._counted = False
-        """Whether the history has how many tasks were busy when it came."""
+        self._busy: Sequence[trio.lowlevel.Task] | None = None
+        """The tasks that were busy when it came, if that is known."""
         self._again: _Again | None = None
         """A cancellation that is to come again in a plain await."""
         self._beyond = False
@@ -121,8 +123,7 @@ class Cancelling:
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
             if reason in HELD_BACK and not self.noted and not replays and quiet.has_others():
-                quiet.note_struck(quiet.busy())
-                self._counted = True
+                self._busy = quiet.busy()
             return False
         self._held_back = reason
         return True
@@ -164,8 +165,7 @@ class Cancelling:
         self._count = self._durable.keys.count
         place = place_of_the_cut() or () if clean_up and after else ()
         value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
-        if not self._counted:
-            self._durable.quiet.note_held(cut=True)
+        self._durable.quiet.note_cut(self._busy)
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:

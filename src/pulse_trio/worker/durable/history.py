@@ -145,10 +145,6 @@ class History:
         the clean-up of a task in its nursery may still rest."""
         self._held = [held for held in self._held if held[0] is Kind.CANCELLED]
 
-    def forget_held_of(self, key: str) -> None:
-        """What is held of this scope is not remembered: it has cut nothing short."""
-        self._held = [held for held in self._held if held[:2] != (Kind.SCOPE_CANCELLED, key)]
-
     def add(
         self,
         kind: Kind,

@@ -103,19 +103,23 @@ class Quiet:
                 self._busy_at = number
         self._durable.history.replay.came(number)
 
-    def note_held(self, *, cut: bool = False) -> None:
-        """The current task is about to hold a line. `cut`: the line says what has cut it short, in a call or in a plain
-        await."""
+    def note_held(self) -> None:
+        """The current task is about to hold a line."""
         if self.has_others():
-            task = trio.lowlevel.current_task()
-            busy = self.busy(task)
-            more = (task not in self._durable.standing) + self.delivering.gone() if cut else 0
-            self._says(None if busy is None else len(busy) + more)
-
-    def note_struck(self, busy: Sequence[trio.lowlevel.Task] | None) -> None:
-        """The current task is about to hold a line of what has just been cut short while these were busy."""
-        if self.has_others():
+            busy = self.busy(trio.lowlevel.current_task())
             self._says(None if busy is None else len(busy))
+
+    def note_cut(self, seen: Sequence[trio.lowlevel.Task] | None) -> None:
+        """The current task is about to hold a line that says what has cut it short, in a call or in a plain await. `seen`: the
+        tasks that were busy before it did, if that is known. Some have come to a call of theirs since, and stand in it."""
+        if not self.has_others():
+            return
+        task, standing = trio.lowlevel.current_task(), self._durable.standing
+        if seen is not None:
+            self._says(sum(one not in standing for one in seen))
+            return
+        busy = self.busy(task)
+        self._says(None if busy is None else len(busy) + (task not in standing) + self.delivering.gone())
 
     def _says(self, busy: int | None, number: int | None = None) -> None:
         history = self._durable.history

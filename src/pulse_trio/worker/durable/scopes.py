@@ -36,7 +36,7 @@ from .stood import Stood, stood
 from .unremembered import NoScopeOfTrios
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     from ...lines import Line
     from .durable import Durable
@@ -59,6 +59,10 @@ class _SoFar:
     """Whether what it has cut short cleans up in it."""
     place: tuple[str, ...] = ()
     """Where the plain await was that it has cut short, if that is known."""
+    busy: Sequence[trio.lowlevel.Task] | None = None
+    """The tasks that were busy when it struck, if that is known."""
+    opened: bool = False
+    """Whether it struck as it was opened."""
     late: bool | None = None
     """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
@@ -200,21 +204,16 @@ class Scope(NoScopeOfTrios):
         if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
             return
         if self.asked or deadline <= now:
-            self._strikes(opened=self not in self._durable.scopes)
+            self._strikes()
         elif deadline < math.inf:
             self._durable.quiet.striking.at(self, deadline)
 
-    def _strikes(self, *, opened: bool) -> None:
-        """It strikes live, which is noted before anything is cut short."""
-        if self.inner.cancel_called:
-            return
-        quiet = self._durable.quiet
-        at, busy = self._durable.keys_that_stand(), quiet.busy()
-        self.inner.cancel()
-        quiet.note_struck(busy)
-        self.note(at, cuts=False, counted=True)
-        if opened and self._stood is not None:
-            self._stood = msgspec.structs.replace(self._stood, opened=True)
+    def _strikes(self) -> None:
+        """It strikes live. Which tasks are busy is seen before any of them is cut short."""
+        if not self.inner.cancel_called:
+            self._so_far.opened = self not in self._durable.scopes
+            self._so_far.busy = self._durable.quiet.busy()
+            self.inner.cancel()
 
     @property
     def is_unsaid(self) -> bool:
@@ -225,10 +224,9 @@ class Scope(NoScopeOfTrios):
         """Its deadline does not strike until it `goes_on_live` again: results wait for their turn, which were there before."""
         self.inner.deadline = math.inf
 
-    def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False, counted: bool = False) -> None:
+    def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short is one of them.
-        `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again. `counted`: it
-        is noted how many tasks were busy."""
+        `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again."""
         if not self.inner.cancel_called:
             return
         if cuts:
@@ -244,8 +242,7 @@ class Scope(NoScopeOfTrios):
             asked = self.remembered and self.asked == "by its task"
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
-            if not counted:
-                self._durable.quiet.note_held(cut=True)
+            self._durable.quiet.note_cut(self._so_far.busy)
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:
@@ -254,7 +251,8 @@ class Scope(NoScopeOfTrios):
         # the same.
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
-        said = msgspec.structs.replace(self._stood, late=self._so_far.late is True)
+        late, opened = self._so_far.late is True, self._so_far.opened
+        said = msgspec.structs.replace(self._stood, late=late, opened=opened)
         if not self._so_far.cleans_up:
             said = msgspec.structs.replace(said, after=0.0)
         elif said.after:
@@ -299,13 +297,7 @@ class Scope(NoScopeOfTrios):
     def _is_left_by_a_failure(self, error: BaseException | None) -> bool:
         """Whether a step or a block in it has failed, and the deadline struck on the way out: it has cut nothing short. The
         attempt may fail of that failure; the next one does without it then, and is not to be cut short in its place."""
-        if error is None or self._so_far.late is not None or self.line is not None:
-            return False
-        if not self._durable.failures.is_failure(error):
-            return False
-        self._stood = None
-        self._durable.history.forget_held_of(self.key)
-        return True
+        return error is not None and self._stood is None and self._durable.failures.is_failure(error)
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
