@@ -193,15 +193,17 @@ class Delivering:
 
     async def _what_has_struck_is_said(self) -> None:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
-        their turn. If they are shielded it has struck too late."""
+        their turn. If they are shielded it has struck too late. That a scope of this task has struck this task says, if no other
+        in it does."""
         durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
         with trio.CancelScope(shield=True):
             for _ in range(_PASSES):
-                if not durable.cancelling.is_unsaid and not any(
-                    scope.is_unsaid for scope in durable.scopes if scope.inner not in around
-                ):
-                    break
+                if not durable.cancelling.is_unsaid and not any(scope.is_unsaid for scope in durable.scopes):
+                    return
                 await trio.lowlevel.checkpoint()
+        for scope in durable.scopes:
+            if scope.is_unsaid and scope.inner in around:
+                scope.note(durable.keys_that_stand(), cuts=False)
 
     async def _others_rest(self, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
         first_seen: dict[trio.lowlevel.Task, tuple[float, int]] = {}
