@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...lines import Kind
+from ...lines import CALL_OF, Kind
 from .failures import mark
 from .keys import highest_number, highest_of
 from .stood import stood
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 class LeftOut:
     """Of one attempt. `ordered` is the history without its moments, which `told` are; `moments` has their values by key."""
 
-    __slots__ = ("_by_key", "_moments", "lines", "marks")
+    __slots__ = ("_by_key", "_moments", "_on_their_way", "lines", "marks")
 
     def __init__(self, ordered: Sequence[Line], told: Sequence[Line], moments: dict[str, float]) -> None:
         self._moments = moments
         self._by_key = {line.key: line for line in ordered if self._is_forgotten(line)}
         """Failures by the keys of their calls, and what cut a body short by the key of its scope."""
+        taken = {line.key: line.line for line in told}
+        self._on_their_way = [
+            (line.line, taken[mark(line.line, "taken")])
+            for line in ordered
+            if line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and mark(line.line, "taken") in taken
+        ]
+        """The numbers of failures, and of what says that a task has gone on after them."""
         self.marks: list[str] = []
         """Those which this attempt writes before a line of its own comes: an attempt that finds one would go on otherwise."""
         # What cut a body short, and its block's failure, where the main task has done something in its clean-up. Without it the
@@ -47,6 +54,11 @@ class LeftOut:
     def __contains__(self, line: Line) -> bool:
         """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
         return self._by_key.get(line.key) == line
+
+    def may_be_gone(self, line: Line) -> bool:
+        """Whether the line was written while a failure was on its way up through the handler's tasks. Its call began in a task
+        which that failure had yet to cut short, and may cut short sooner now: which of the two was first no line says."""
+        return line.kind in CALL_OF and any(failed < line.line < taken for failed, taken in self._on_their_way)
 
     def of(self, keys: Iterable[str]) -> list[Line]:
         """Those with these keys."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from ...describing import leaves_of
 from ...trio_internals import coroutine_of, runs_tasks, tasks_from
 from ..diagnosis.stack import await_frames
 
@@ -32,13 +33,9 @@ def place_of_the_cut() -> tuple[str, ...] | None:
     """The functions of the current task and their lines, the outermost first, to that which the exception that is handled now
     has left an await of. Empty: that is not known. None: it has left a durable call."""
     error = sys.exception()
-    left: dict[FrameType, int] = {}
-    traceback = error.__traceback__ if error is not None else None
-    while traceback is not None:
-        left[traceback.tb_frame] = traceback.tb_lineno
-        if str(traceback.tb_frame.f_globals.get("__name__")).startswith(_CALLS):
-            return None
-        traceback = traceback.tb_next
+    if error is not None and any(_is_of_a_call(frame) for leaf in leaves_of(error) for frame, _ in _left_by(leaf)):
+        return None
+    left = dict(_left_by(error))
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- a coroutine that runs says nothing
     while frame is not None and not runs_tasks(frame.f_globals.get("__name__")):
@@ -50,6 +47,18 @@ def place_of_the_cut() -> tuple[str, ...] | None:
         return ()
     outer = frames[frames.index(inner) + 1 :]
     return _place([*((one, one.f_lineno) for one in reversed(outer)), (inner, left[inner])])
+
+
+def _left_by(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an exception has left, and their lines, the outermost first."""
+    traceback = error.__traceback__ if error is not None else None
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _is_of_a_call(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == _CALLS
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Quiet:
         self._watched = False
         self._begun = Begun()
         self._busy_at = 0
-        """That of the last one for which tasks were busy."""
+        """The number of the last line for which tasks were busy, at the earliest."""
 
     # Live
 
@@ -95,12 +95,10 @@ class Quiet:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
         if self.has_others():
             busy = await self.delivering.turn()
-            self._says(busy, number)
             # A block's call is its end.
             if call.after < self._busy_at and call.kind != "block":
                 self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(call.after)))
-            if busy != 0:
-                self._busy_at = number
+            self._says(busy, number)
         self._durable.history.replay.came(number)
 
     def note_held(self) -> None:
@@ -126,6 +124,8 @@ class Quiet:
         if not history.replay.over:
             return
         said, place = _UNKNOWN if busy is None else 1.0 + busy, number or history.latest + 1
+        if busy != 0:
+            self._busy_at = place
         behind = place < self._place
         if said != self._said or behind:
             history.hold(Kind.MOMENT, QUIET, "" if number is None else str(number), repr(said))

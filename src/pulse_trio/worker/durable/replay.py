@@ -140,6 +140,17 @@ class Replay:
         """Whether the call with this key has a line."""
         return key in self._by_key
 
+    def goes_on_without(self) -> bool:
+        """No call comes for the next line. Whether the replay may do without it: those that wait have theirs after it, and what
+        cuts tasks short may have cut its task short sooner than then. It does."""
+        line = self.next_line
+        if line is None or not self.idle or not self.left_out.may_be_gone(line):
+            return False
+        if not all(key in self._by_key for key in self._calls.waiting):
+            return False
+        self._lines.popleft()
+        return True
+
     def has_begun(self, key: str) -> bool:
         """Whether the call with this key waits for its turn, or was cut short in that, or may have its line already."""
         return self.out_of_order or key in self._calls.waiting or key in self._calls.left

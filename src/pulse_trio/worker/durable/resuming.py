@@ -109,7 +109,9 @@ def help_on(durable: Durable, since: float) -> bool:
         durable.hand_out(early=True)
         if _has_gone_on(replay, line):
             return False
-    if stuck:
+    if stuck and replay.goes_on_without():
+        durable.hand_out()
+    elif stuck:
         if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):
             return True
         misfit(durable, replay.stuck(), durable.standing)

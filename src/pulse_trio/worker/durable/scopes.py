@@ -302,7 +302,9 @@ class Scope(NoScopeOfTrios):
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
         # What is around it may strike again, and its task go on, before its own line has its turn.
-        fits = _struck_too if self.is_cut_from_outside else _is_left_so
+        # So it is with a failure that came first: it cut short what the scope would have.
+        failed = error is not None and self._durable.failures.is_failure(error)
+        fits = _struck_too if self.is_cut_from_outside or failed else _is_left_so
         if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, fits)) is not None:
             self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
