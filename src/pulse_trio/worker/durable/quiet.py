@@ -208,8 +208,12 @@ class Quiet:
             self._since = place, now
         half = (durable.running.timeout_deadline - durable.running.sent) / 2
         if now >= self._since[1] + min(_LONGEST, half):
-            # What a task awaits was quicker then; nothing tells how long it takes now.
+            # What a task awaits was quicker then, and nothing tells how long it takes now. Or what was said of this line is lost
+            # with its attempt, and each replay would wait for what draws a progress bar: later ones know of it.
             self._given_up = True
+            if line is not None:
+                said = _UNKNOWN if busy is None else 1.0 + len(busy)
+                durable.history.hold(Kind.MOMENT, QUIET, str(place), repr(said))
             return False
         if not self._watched:
             self._watched = True
