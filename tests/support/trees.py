@@ -8,6 +8,7 @@ from pulse_trio import Handlers, SyncClient, Worker
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.cancelling import COMPENSATED
+from pulse_trio.worker.durable.begun import BEGUN
 from pulse_trio.worker.durable.quiet import QUIET
 from pulse_trio.worker.durable.under_way import FAILED
 from support.stage import Recorder
@@ -67,9 +68,9 @@ class Trees:
         """The moments that the job remembers have come: of its sleeps, its waits and its deadlines."""
         self.window.run(
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
-            " WHERE job_id = %s AND kind = 10 AND key <> %s",
+            " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)",
             job_id,
-            QUIET,
+            [QUIET, BEGUN],
         )
         self.again()
 

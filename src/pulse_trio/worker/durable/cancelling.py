@@ -35,8 +35,6 @@ from .scopes import is_struck
 from .stood import Stood, stood
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...jobs import CancelReason
     from ...lines import Line
     from .durable import Durable
@@ -63,7 +61,6 @@ class Cancelling:
     __slots__ = (
         "_again",
         "_beyond",
-        "_busy",
         "_came",
         "_count",
         "_durable",
@@ -73,11 +70,14 @@ class Cancelling:
         "_undone",
         "noted",
         "resumes",
+        "told",
     )
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self.noted = False
+        self.told = False
+        """Whether a durable call of this attempt was cut short by it, or has begun after it."""
         self.resumes = False
         """The history is being read, so it is not known yet where the replay ends."""
         self._held_back: CancelReason | None = None
@@ -88,8 +88,6 @@ class Cancelling:
         """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
-        self._busy: Sequence[trio.lowlevel.Task] | None = None
-        """The tasks that were busy when it came, if that is known."""
         self._again: _Again | None = None
         """A cancellation that is to come again in a plain await."""
         self._beyond = False
@@ -123,7 +121,7 @@ class Cancelling:
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
             if reason in HELD_BACK and not self.noted and not replays and quiet.has_others():
-                self._busy = quiet.busy()
+                quiet.striking.seen = quiet.busy()
             return False
         self._held_back = reason
         return True
@@ -154,6 +152,11 @@ class Cancelling:
         if reason is not None:
             self._durable.running.cancel(reason)
 
+    def is_met(self) -> bool:
+        """The handler meets a cancellation. Returns whether the history may have to be told of it: the replay is over."""
+        self.told = self.told or self.noted
+        return self._durable.history.replay.over
+
     def note(self, at: tuple[str, ...], *, clean_up: bool) -> None:
         """Remembers it, if there is one, while these calls stood. `clean_up`: one that it has led to begins."""
         running = self._durable.running
@@ -161,11 +164,12 @@ class Cancelling:
         if reason is None or reason in REFUSED or self.noted:
             return
         self._is_noted()
+        self.told = True
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
         place = place_of_the_cut() or () if clean_up and after else ()
         value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
-        self._durable.quiet.note_cut(self._busy)
+        self._durable.quiet.note_cut(self._durable.quiet.striking.seen)
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:

@@ -300,7 +300,7 @@ class Durable:
     def note_cancellation(self, *, of: Scope | None = None, clean_up: bool = False) -> None:
         """A durable call was cancelled, or one begins in a task that was, as its `clean_up`: what struck is remembered, with
         where the tasks stood. `of`: it is known only that this scope has struck."""
-        if not self.history.replay.over:
+        if not self.cancelling.is_met():
             return
         at, around = self.keys_that_stand(), set(scopes_around(trio.lowlevel.current_task()))
         for scope in self.scopes:

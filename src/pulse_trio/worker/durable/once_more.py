@@ -38,7 +38,7 @@ async def is_still_to_come(
     reason = durable.running.cancel_reason
     # Where plain code failed first, its clean-ups were refused, whatever the replay came to meanwhile.
     interrupted = isinstance(durable.fatal, Interrupted)
-    told = not interrupted and (cancelling.noted or comes_from_a_cancellation(error))
+    told = not interrupted and (cancelling.told or comes_from_a_cancellation(error))
     if not history.has_lines:
         return False
     if not (_was_before(durable) or (cancelling.noted and not history.holds(Kind.CANCELLED))):
