@@ -40,7 +40,16 @@ class Drawing:
         random = self.random
         kinds: list[tuple[int, str]] = [(6, "step"), (3, "plain"), (2, "nap"), (2, "event"), (1, "fails")]
         if depth > 0 and self.left > 0:
-            kinds += [(5, "first"), (4, "all"), (5, "limit"), (4, "saga"), (2, "hedge"), (2, "relay"), (2, "bar"), (2, "catch")]
+            kinds += [
+                (5, "first"),
+                (4, "all"),
+                (5, "limit"),
+                (4, "saga"),
+                (2, "hedge"),
+                (2, "relay"),
+                (2, "bar"),
+                (2, "catch"),
+            ]
             if not holds:
                 kinds.append((3, "turn"))
         (kind,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])

@@ -109,15 +109,15 @@ class Quiet:
 
     def note_cut(self, seen: Sequence[trio.lowlevel.Task] | None) -> None:
         """The current task is about to hold a line that says what has cut it short, in a call or in a plain await. `seen`: the
-        tasks that were busy before it did, if that is known. Some have come to a call of theirs since, and stand in it."""
+        tasks that were busy before it did, if that is known. Some have come to a call of theirs since, and stand in it; others
+        have ended, and were busy all the same."""
         if not self.has_others():
             return
         task, standing = trio.lowlevel.current_task(), self._durable.standing
-        if seen is not None:
-            self._says(sum(one not in standing for one in seen))
-            return
+        before = sum(one not in standing for one in seen or ())
         busy = self.busy(task)
-        self._says(None if busy is None else len(busy) + (task not in standing) + self.delivering.gone())
+        now = None if busy is None else len(busy) + (task not in standing) + self.delivering.gone()
+        self._says(None if now is None else max(before, now))
 
     def _says(self, busy: int | None, number: int | None = None) -> None:
         history = self._durable.history
