@@ -12,23 +12,11 @@ from trio.testing import wait_all_tasks_blocked
 from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
+from support.turns import waits_for_its_turn
 
 if TYPE_CHECKING:
     from pulse_trio.durable_calls import DurableScope
     from support.trees import Trees
-
-
-def waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, name: str) -> trio.Event:
-    """Set when the handler's task that runs the function with this name has a result, and waits for its turn."""
-    waits, others_rest = trio.Event(), delivering.Delivering._others_rest  # pyright: ignore[reportPrivateUsage] -- nothing else tells
-
-    async def noted(self: delivering.Delivering, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
-        if task is not None and task.name.endswith(name):
-            waits.set()
-        return await others_rest(self, task)
-
-    monkeypatch.setattr(delivering.Delivering, "_others_rest", noted)
-    return waits
 
 
 async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_a_later_attempt(

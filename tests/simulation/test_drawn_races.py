@@ -1,8 +1,8 @@
 """Drawn handlers of several tasks that race decide the same in each attempt, whatever happens to the attempts.
 
 `PULSE_TRIO_RACES=200` plays so many programs, `PULSE_TRIO_RACES_SEED=7-14` those of these seeds, and `PULSE_TRIO_RACES_FAULTS`
-names what strikes: `none`, `lost`, `cancelled`. What is first is the machine's: a failure may need some plays of its seed to come
-again, and `PULSE_TRIO_RACES_PLAYS=20` plays each so often.
+names what strikes: `none`, `lost`, `cancelled`. What is first is the machine's: a failure may need some plays of its seed to
+come again, and `PULSE_TRIO_RACES_PLAYS=20` plays each so often.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pulse_trio import Handlers, SyncClient, Worker
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
-from pulse_trio.worker.durable.cancelling import COMPENSATED
 from pulse_trio.worker.durable.begun import BEGUN
+from pulse_trio.worker.durable.cancelling import COMPENSATED
 from pulse_trio.worker.durable.quiet import QUIET
 from pulse_trio.worker.durable.under_way import FAILED
 from support.stage import Recorder

@@ -1,21 +1,20 @@
 """Draws and plays durable handlers of several tasks that race: who is first decides what comes next, and is not certain.
 
-A program asks for its own mistakes: what it decides, who has won or whether a deadline has cut something short, is the argument of
-a step, and what that step returns is what the first attempt decided. Each later attempt must decide the same. The times of
-what they do are so alike that in a live attempt anything may come first.
+What a program decides, who has won or whether a deadline has cut something short, is the argument of a step, and what that step
+returns is what the first attempt decided: each later attempt must decide the same. The times of what they do are so alike that
+in a live attempt anything may come first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio import Discard, Handlers, Job, StepFailed
+from pulse_trio import Handlers, Job, StepFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -229,7 +228,7 @@ class Racer:
         except BaseException:
             if self.job.cancel_reason not in ("suspended", "fence-lost", "shutdown", "lease-unproven"):
                 with self.job.cleanup():
-                    await self.step(f"refund {label}")
+                    await self.step(f"refund {label}")  # noqa: ASYNC102 -- job.cleanup() is the shield
                     sagas[label] = "refunded"
             raise
         sagas[label] = "kept"
@@ -251,7 +250,7 @@ class Racer:
 
     async def do_bar(self, node: Node) -> None:
         async def draw_bar() -> None:
-            while True:
+            while True:  # noqa: ASYNC110 -- it draws
                 await trio.sleep(0.003)
 
         async with trio.open_nursery() as nursery:

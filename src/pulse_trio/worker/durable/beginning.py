@@ -54,7 +54,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
             # Children are started before the next line.
             await durable.history.written()
     await _write_what_it_rests_on(durable, stands)
-    call.after = durable.history.replay.latest
+    durable.quiet.begun.begins(call.key, durable.history.replay.latest)
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
     return call

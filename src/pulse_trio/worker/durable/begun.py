@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ...lines import Line
 
 BEGUN = "0:begun"
-"""The key of the moments that say so: their name is the number of a line, their value that of the last line which had been handed
-out when its call began."""
+"""The key of the moments that say so: their name is the number of a line, their value that of the last line which had been
+handed out when its call began."""
 
 
 class Begun:
-    """What the attempts before have written of it."""
+    """What the attempts before have written of it, and what this one sees."""
 
-    __slots__ = ("_active", "_waiting")
+    __slots__ = ("_active", "_after", "_waiting")
 
     def __init__(self, lines: Sequence[Line] = ()) -> None:
         keys = {line.line: line.key for line in lines if line.kind is not Kind.MOMENT}
@@ -39,6 +39,17 @@ class Begun:
         """After which line, the number of its own, and the call's key: the first one last."""
         self._active: dict[int, str] = {}
         """Those that are to have begun before the next line, by the numbers of their own."""
+
+        self._after: dict[str, int] = {}
+        """Of the calls of this attempt that have no line yet."""
+
+    def begins(self, key: str, after: int) -> None:
+        """The call with this key begins. `after`: the number of the last line that has been handed out."""
+        self._after[key] = after
+
+    def after(self, key: str) -> int:
+        """After which line it has begun. It has its own now."""
+        return self._after.pop(key, 0)
 
     def is_missing(self, number: int, has_begun: Callable[[str], bool]) -> bool:
         """Whether a call had begun when the line with this number was handed out, and has not now. The numbers grow."""

@@ -25,12 +25,10 @@ class Call:
     for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
     `handles`: the exception in whose handling it was made, if earlier attempts have left a history.
-    `turn` is set when its turn in the replay has come, with its `line`. `after`: the number of the last line that had been handed
-    out when it began.
+    `turn` is set when its turn in the replay has come, with its `line`.
     """
 
     __slots__ = (
-        "after",
         "blocks",
         "events",
         "fail_blocks",
@@ -47,7 +45,6 @@ class Call:
 
     def __init__(self, kind: CallKind, key: str, name: str = "") -> None:
         self.kind: CallKind = kind
-        self.after = 0
         self.key = key
         self.name = name
         self.handles: BaseException | None = None

@@ -193,8 +193,8 @@ class Delivering:
 
     async def _what_has_struck_is_said(self) -> None:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
-        their turn. If they are shielded it has struck too late. That a scope of this task has struck this task says, if no other
-        in it does."""
+        their turn. If they are shielded it has struck too late. That a scope of this task has struck this task says, if no
+        other in it does."""
         durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
         with trio.CancelScope(shield=True):
             for _ in range(_PASSES):

@@ -23,8 +23,9 @@ from .beginning import is_in_step, refusal
 from .changed import check_children
 from .children import FAILED
 from .interrupted import Interrupted
-from .scopes import Scope, shielded_from_scopes
+from .scopes import Scope
 from .seen import note_what_was_seen
+from .shielding import shielded_from_scopes
 from .unopened import body_key
 
 if TYPE_CHECKING:

@@ -47,7 +47,6 @@ class Quiet:
     """Of one attempt."""
 
     __slots__ = (
-        "_begun",
         "_busy_at",
         "_changes",
         "_durable",
@@ -56,6 +55,7 @@ class Quiet:
         "_said",
         "_since",
         "_watched",
+        "begun",
         "delivering",
         "striking",
     )
@@ -75,7 +75,7 @@ class Quiet:
         self._since = (0, math.inf)
         """For which line it waits, and since when."""
         self._watched = False
-        self._begun = Begun()
+        self.begun = Begun()
         self._busy_at = 0
         """The number of the last line for which tasks were busy, at the earliest."""
 
@@ -95,9 +95,10 @@ class Quiet:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
         if self.has_others():
             busy = await self.delivering.turn()
+            after = self.begun.after(call.key)
             # A block's call is its end.
-            if call.after < self._busy_at and call.kind != "block":
-                self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(call.after)))
+            if after < self._busy_at and call.kind != "block":
+                self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(after)))
             self._says(busy, number)
         self._durable.history.replay.came(number)
 
@@ -186,7 +187,7 @@ class Quiet:
         self._changes = sorted(changes.items())
         if self._changes:
             self._said, self._given_up = self._changes[-1][1], False
-        self._begun = Begun(lines)
+        self.begun = Begun(lines)
 
     def holds_up(self) -> bool:
         """Whether what comes next in the history has to wait: it was quiet, and is not. Sees to it that it goes on then."""
@@ -199,17 +200,18 @@ class Quiet:
         if allowed == math.inf or durable.fatal is not None or durable.running.scope_nursery is None:
             return False
         busy = self.busy()
-        if busy is not None and len(busy) <= allowed:
-            # Where none is busy no call is to come.
-            if not busy or line is None or not self._begun.is_missing(place, durable.history.replay.has_begun):
-                self._given_up = line is None
-                return False
+        # Where none is busy no call is to come.
+        if (busy is not None and len(busy) <= allowed) and (
+            not busy or line is None or not self.begun.is_missing(place, durable.history.replay.has_begun)
+        ):
+            self._given_up = line is None
+            return False
         if self._since[0] != place:
             self._since = place, now
         half = (durable.running.timeout_deadline - durable.running.sent) / 2
         if now >= self._since[1] + min(_LONGEST, half):
-            # What a task awaits was quicker then, and nothing tells how long it takes now. Or what was said of this line is lost
-            # with its attempt, and each replay would wait for what draws a progress bar: later ones know of it.
+            # What a task awaits was quicker then, and nothing tells how long it takes now. Or what was said of this line is
+            # lost with its attempt, and each replay would wait for what draws a progress bar: later ones know of it.
             self._given_up = True
             if line is not None:
                 said = _UNKNOWN if busy is None else 1.0 + len(busy)

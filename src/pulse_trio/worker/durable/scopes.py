@@ -18,7 +18,7 @@ are cancelled all the same (left_behind.py), and the calls after the scope do no
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -36,7 +36,7 @@ from .stood import Stood, stood
 from .unremembered import NoScopeOfTrios
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from ...lines import Line
     from .durable import Durable
@@ -346,27 +346,6 @@ class Scope(NoScopeOfTrios):
                 self._durable.cancelling.moves()
         if too_slow and self.inner.cancelled_caught:
             raise trio.TooSlowError(too_slow)
-
-
-@asynccontextmanager
-async def shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> AsyncGenerator[None]:
-    """Shields the block from the scopes of the handler, but not from those of the job, in whose `nursery` a task listens."""
-    shield, over = trio.CancelScope(shield=True), trio.CancelScope()
-
-    async def listen() -> None:
-        with over, durable.suspension.closes():
-            try:
-                await trio.sleep_forever()
-            finally:
-                if not over.cancel_called:
-                    shield.cancel()
-
-    nursery.start_soon(listen, name="a block's end")
-    try:
-        with shield:
-            yield
-    finally:
-        over.cancel()
 
 
 def ended_key(key: str) -> str:

@@ -5,6 +5,9 @@ time begins when the job is cancelled (by a request, its timeout, its deadline, 
 the shield's deadline while the block is open. The handler's own scopes are looked at once, when the block is entered: one that
 is cancelled by then, or has a deadline, begins the time too. One that is cancelled later does not (Trio tells nobody), and the
 block then ends by itself or with the job.
+
+In a durable handler those do not count: it goes on after its scope, and no line would say that its clean-up there was cut short.
+The next attempt would begin that again where its history has what came after it.
 """
 
 from __future__ import annotations
@@ -70,6 +73,9 @@ class CleanUp:
         limit, around = self._common.cleanup, trio.current_effective_deadline()
         if self._job.cancel_reason is not None:
             deadline = self._end = min(self._end, trio.current_time() + limit)
+        elif hasattr(self._job, "durability"):
+            around = self._job.deadline
+            deadline = around + limit
         elif around == -math.inf:  # a scope of the handler's own is cancelled
             deadline = trio.current_time() + limit
         else:
