@@ -6,8 +6,8 @@ the shield's deadline while the block is open. The handler's own scopes are look
 is cancelled by then, or has a deadline, begins the time too. One that is cancelled later does not (Trio tells nobody), and the
 block then ends by itself or with the job.
 
-In a durable handler those do not count: it goes on after its scope, and no line would say that its clean-up there was cut short.
-The next attempt would begin that again where its history has what came after it.
+In a durable handler those do not count: it goes on after its scope, and no line would say that its clean-up there was cut
+short. The next attempt would begin that again where its history has what came after it.
 """
 
 from __future__ import annotations
