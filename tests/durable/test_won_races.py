@@ -71,3 +71,48 @@ async def test_the_scope_strikes_again_after_the_call_that_lost_has_gone(trees: 
 
 async def _late() -> str:
     return "late"
+
+
+async def test_a_contender_with_a_progress_bar_wins_when_its_bar_has_ended(trees: Trees) -> None:
+    """It cancels its bar, and is the winner a pass of Trio's loop later. The next result came meanwhile, for bars go on and on
+    and are not waited for: one of twelve such jobs went on with a winner that no step had seen."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ask(job: Job) -> list[int]:
+        won: list[int] = []
+
+        async def answer() -> None:
+            await trio.sleep(0.03)
+
+        async def draw_bar() -> None:
+            while True:  # noqa: ASYNC110 -- it draws
+                await trio.sleep(0.005)
+
+        async def mirror(number: int, race: trio.Nursery) -> None:
+            async with trio.open_nursery() as own:
+                own.start_soon(draw_bar)
+                await job.step(answer, key=f"mirror {number}")
+                own.cancel_scope.cancel()
+            won.append(number)
+            race.cancel_scope.cancel()
+
+        async with trio.open_nursery() as race:
+            for number in range(4):
+                race.start_soon(mirror, number, race)
+        told = await job.step(_first, won, key="told")
+        await job.wait_for_event("go on")
+        return [told, won[0]]
+
+    job_ids = [trees.enqueue("ask") for _ in range(15)]
+    await trees.burst()
+    for job_id in job_ids:
+        SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(20):
+        await trees.burst()
+    assert [trees.job(job_id)["error"] for job_id in job_ids] == [None] * len(job_ids)
+    results = [trees.job(job_id)["result"] for job_id in job_ids]
+    assert [told for told, _ in results] == [won for _, won in results]
+
+
+async def _first(won: list[int]) -> int:
+    return won[0]

@@ -83,7 +83,10 @@ class Drawing:
     def way(self, depth: int, *, holds: bool) -> list[Node]:
         """One of a race: it ends in a durable call, for no history says which of two plain awaits ended first."""
         nodes = self.nodes(depth, holds=holds)
-        if nodes[-1]["do"] not in ("step", "nap", "event", "first", "limit", "saga", "hedge", "catch"):
+        last = nodes[-1]
+        while last["do"] == "bar":
+            last = last["body"][-1]
+        if last["do"] not in ("step", "nap", "event", "first", "limit", "saga", "hedge", "catch"):
             nodes.append(self.of("step", 0, holds=holds))
         return nodes
 

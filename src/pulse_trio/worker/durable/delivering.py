@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...trio_internals import innermost_scope, is_cancelled_in, scopes_around, tasks_from
+from ...trio_internals import innermost_scope, is_cancelled, is_cancelled_in, scopes_around, tasks_from
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
@@ -56,19 +56,19 @@ class Delivering:
         """Those whose result has no line yet, and gets it when the failures before it have been raised."""
         self._gate = trio.Event()
         """Set when no failure waits any more."""
-        self._passed_over = set[trio.lowlevel.Task]()
-        """Those that have been waited for."""
+        self._passed_over: dict[trio.lowlevel.Task, bool] = {}
+        """Those that have been waited for, and whether they were being cut short by then."""
         self._entered: dict[trio.lowlevel.Task, object] = {}
         """In which scope each task has come to the durable call that it stands in."""
 
     def enters(self, task: trio.lowlevel.Task) -> None:
         """The task comes to a durable call."""
-        self._passed_over.discard(task)
+        self._passed_over.pop(task, None)
         self._entered[task] = innermost_scope(task)
 
     def leaves(self, task: trio.lowlevel.Task) -> None:
         """It has left it."""
-        self._passed_over.discard(task)
+        self._passed_over.pop(task, None)
         del self._entered[task]
 
     def has(self, task: trio.lowlevel.Task) -> bool:
@@ -78,7 +78,7 @@ class Delivering:
     def gone(self) -> int:
         """How many tasks in plain awaits, which have been waited for, have ended since: a scope that strikes ends some before
         it is known that it has struck."""
-        return len(self._passed_over.difference(tasks_from(self._durable.running.task))) if self._passed_over else 0
+        return len(self._passed_over.keys() - tasks_from(self._durable.running.task)) if self._passed_over else 0
 
     def is_cut(self, task: trio.lowlevel.Task) -> bool:
         """Whether the call that a task stands in is being cut short: it may still end something in a shield of its own."""
@@ -205,18 +205,23 @@ class Delivering:
             if scope.is_unsaid and scope.inner in around:
                 scope.note(durable.keys_that_stand(), cuts=False)
 
+    def _is_passed_over(self, task: trio.lowlevel.Task) -> bool:
+        return task in self._passed_over and (self._passed_over[task] or not is_cancelled(task))
+
     async def _others_rest(self, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
-        first_seen: dict[trio.lowlevel.Task, tuple[float, int]] = {}
+        first_seen: dict[tuple[trio.lowlevel.Task, bool], tuple[float, int]] = {}
         looks = 0
         while busy := self._durable.quiet.busy(besides=task):
             now = trio.current_time()
             for one in busy:
-                since, look = first_seen.setdefault(one, (now, looks))
-                in_call = one in self._durable.standing
+                # A progress bar that goes on and on is passed over. When its nursery is cancelled it ends, and that is waited for.
+                cut = is_cancelled(one)
+                since, look = first_seen.setdefault((one, cut), (now, looks))
+                longest = _CLOSING if cut or one in self._durable.standing else _PLAIN
                 # On a loop that is late the time may be over before the task has had a turn.
-                if now - since >= (_CLOSING if in_call else _PLAIN) and looks - look >= _PASSES:
-                    self._passed_over.add(one)
-            if self._passed_over.issuperset(busy):
+                if now - since >= longest and looks - look >= _PASSES:
+                    self._passed_over[one] = cut
+            if all(map(self._is_passed_over, busy)):
                 break
             looks += 1
             if looks <= _PASSES:
@@ -224,5 +229,5 @@ class Delivering:
             else:
                 await trio.sleep(_PAUSE)
         # What has ended since was busy when it was seen last (`gone`).
-        self._passed_over.intersection_update(busy or ())
+        self._passed_over = {one: cut for one, cut in self._passed_over.items() if busy and one in busy}
         return busy
