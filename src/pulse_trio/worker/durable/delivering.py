@@ -214,7 +214,7 @@ class Delivering:
         while busy := self._durable.quiet.busy(besides=task):
             now = trio.current_time()
             for one in busy:
-                # A progress bar that goes on and on is passed over. When its nursery is cancelled it ends, and that is waited for.
+                # A progress bar that goes on and on is passed over. When its nursery is cancelled it ends: that is waited for.
                 cut = is_cancelled(one)
                 since, look = first_seen.setdefault((one, cut), (now, looks))
                 longest = _CLOSING if cut or one in self._durable.standing else _PLAIN

@@ -187,6 +187,8 @@ class Opened:
                 await self._close("parent")
             raise error or fatal
         self._call.handles = error
+        # Its line is that of its end, which begins now.
+        self._durable.quiet.begun.begins(self._call.key, self._durable.history.replay.latest)
         try:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled:

@@ -96,8 +96,7 @@ class Quiet:
         if self.has_others():
             busy = await self.delivering.turn()
             after = self.begun.after(call.key)
-            # A block's call is its end.
-            if after < self._busy_at and call.kind != "block":
+            if after < self._busy_at:
                 self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(after)))
             self._says(busy, number)
         self._durable.history.replay.came(number)
