@@ -268,3 +268,40 @@ def test_a_call_that_had_begun_is_missing_until_it_begins_again() -> None:
     assert begun.is_missing(2, {"second"}.__contains__)
     assert not begun.is_missing(2, {"third"}.__contains__)
     assert not Begun(lines).is_missing(3, {"none"}.__contains__)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+async def test_a_scope_that_struck_has_struck_though_its_block_ends_in_time_now(trees: Trees, fail: bool) -> None:
+    """What it awaits is quicker than the way of another task to the call that it stood in then: the job was dead."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        said: list[str] = []
+
+        async def asks() -> None:
+            if job.attempt > 1:
+                await trio.sleep(0.1)
+            await job.wait_for_event("answer", key="answer")
+
+        async def looks() -> None:
+            scope = (job.fail_after if fail else job.move_on_after)(0.05, key="patience")
+            try:
+                with scope as patience:
+                    if job.attempt == 1:
+                        await trio.sleep_forever()
+                said.append("struck" if patience.cancelled_caught else "in time")
+            except trio.TooSlowError:
+                said.append("struck")
+            await job.step(_nothing, key="then")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asks)
+            nursery.start_soon(looks)
+        return said[0]
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "answer")
+    with trio.fail_after(8):
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "struck")

@@ -63,6 +63,8 @@ class _SoFar:
     """The tasks that were busy when it struck, if that is known."""
     opened: bool = False
     """Whether it struck as it was opened."""
+    in_time: bool = False
+    """Whether its block has ended in time in this attempt, but not in the one that came here first."""
     late: bool | None = None
     """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
@@ -108,7 +110,7 @@ class Scope(NoScopeOfTrios):
     @property
     def cancelled_caught(self) -> bool:
         """Whether the block was cut short by this scope; known when the block has ended."""
-        return self.inner.cancelled_caught
+        return self.inner.cancelled_caught or self._so_far.in_time
 
     @property
     def cancel_called(self) -> bool:
@@ -305,7 +307,12 @@ class Scope(NoScopeOfTrios):
         # So it is with a failure that came first: it cut short what the scope would have.
         failed = error is not None and self._durable.failures.is_failure(error)
         fits = _struck_too if self.is_cut_from_outside or failed else _is_left_so
-        if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, fits)) is not None:
+        replay = self._durable.history.replay
+        if not self.inner.cancel_called and (line := replay.take_out(self.key, fits)) is not None:
+            self.strike_again(line)
+        elif error is None and not self.inner.cancel_called and (line := replay.take_out(self.key, _is_not_asked)):
+            # A plain await in it is quicker now than the calls of other tasks that stood when it struck.
+            self._so_far.in_time = True
             self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
@@ -344,7 +351,7 @@ class Scope(NoScopeOfTrios):
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
                 self._durable.cancelling.moves()
-        if too_slow and self.inner.cancelled_caught:
+        if too_slow and self.cancelled_caught:
             raise trio.TooSlowError(too_slow)
 
 
@@ -371,6 +378,10 @@ def is_struck(durable: Durable) -> bool:
 
 def _is_asked(said: Stood) -> bool:
     return said.read or (said.asked and not said.late)
+
+
+def _is_not_asked(said: Stood) -> bool:
+    return not said.asked
 
 
 def _is_opened(said: Stood) -> bool:
