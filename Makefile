@@ -49,6 +49,7 @@ test-long: export PULSE_TRIO_HOSTILE = 500
 test-long: export PULSE_TRIO_CALLS = 400
 test-long: export PULSE_TRIO_PROGRAMS = 400
 test-long: export PULSE_TRIO_KILLED_PROGRAMS = 200
+test-long: export PULSE_TRIO_RACES = 600
 test-long: export PULSE_TRIO_CRON = full
 test-long: export PULSE_TRIO_JOBS_AT_ONCE = 1000
 test-long: export CRON_EXPRESSIONS = 60
