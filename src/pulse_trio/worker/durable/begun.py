@@ -39,7 +39,6 @@ class Begun:
         """After which line, the number of its own, and the call's key: the first one last."""
         self._active: dict[int, str] = {}
         """Those that are to have begun before the next line, by the numbers of their own."""
-
         self._after: dict[str, int] = {}
         """Of the calls of this attempt that have no line yet."""
 

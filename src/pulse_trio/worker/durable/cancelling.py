@@ -120,8 +120,8 @@ class Cancelling:
             return True
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
-            if reason in HELD_BACK and not self.noted and not replays and quiet.has_others():
-                quiet.striking.seen = quiet.busy()
+            if reason in HELD_BACK and not self.noted and not replays:
+                quiet.striking.job_is_cancelled()
             return False
         self._held_back = reason
         return True
@@ -167,7 +167,7 @@ class Cancelling:
         self.told = True
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
-        place = place_of_the_cut() or () if clean_up and after else ()
+        place = (place_of_the_cut() if clean_up and after else None) or ()
         value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
         self._durable.quiet.note_cut(self._durable.quiet.striking.seen)
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)

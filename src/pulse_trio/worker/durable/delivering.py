@@ -50,8 +50,9 @@ class Delivering:
         """Whether what strikes waits, because a result does."""
         self._coming = set[trio.lowlevel.Task]()
         """Those whose line is being written: they rest, too, and to look where each of them waits takes some microseconds."""
-        self._failing: dict[trio.lowlevel.Task, None] = {}
-        """Those whose step has failed, and that raise it when the lines that were there before have been handed out."""
+        self._failing: dict[trio.lowlevel.Task, trio.Event] = {}
+        """Those whose step has failed, and that raise it when the lines that were there before have been handed out. The event
+        of the first one is set when no line is being written."""
         self._behind = set[trio.lowlevel.Task]()
         """Those whose result has no line yet, and gets it when the failures before it have been raised."""
         self._gate = trio.Event()
@@ -109,6 +110,8 @@ class Delivering:
 
     def _next(self) -> None:
         durable = self._durable
+        if self._failing and not self._coming:
+            next(iter(self._failing.values())).set()
         if self._queue:
             next(iter(self._queue.values())).set()
         elif self.holds and not (self._coming or self._failing):
@@ -176,13 +179,14 @@ class Delivering:
         task, durable = trio.lowlevel.current_task(), self._durable
         if not (self._coming or self._queue or self._failing) or not durable.quiet.has_others():
             return
-        self._failing[task] = None
+        self._failing[task] = trio.Event()
         try:
             await self._what_has_struck_is_said()
             self._hold()
             with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline):
-                while self._coming or next(iter(self._failing)) is not task:  # noqa: ASYNC110 -- several events, some may not come
-                    await trio.sleep(_PAUSE)
+                while self._coming or next(iter(self._failing)) is not task:
+                    self._failing[task] = first = trio.Event()
+                    await first.wait()
                 await self.turn()
         finally:
             del self._failing[task]

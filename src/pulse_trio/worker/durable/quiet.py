@@ -93,9 +93,9 @@ class Quiet:
 
     async def delivered(self, call: Call, number: int) -> None:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
+        after = self.begun.after(call.key)
         if self.has_others():
             busy = await self.delivering.turn()
-            after = self.begun.after(call.key)
             if after < self._busy_at:
                 self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(after)))
             self._says(busy, number)

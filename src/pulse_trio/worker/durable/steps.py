@@ -69,7 +69,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
     except Exception as error:
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- as long as the lease is proven
+        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error)
         if failed is error:
             raise
@@ -138,7 +138,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             durable.fail(error)
             raise
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- as long as the lease is proven
+        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error)
         if failed is error:
             raise

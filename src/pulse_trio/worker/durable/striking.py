@@ -37,6 +37,12 @@ class Striking:
         self.seen: Sequence[trio.lowlevel.Task] | None = None
         """The tasks that were busy when the job was cancelled, if that is known."""
 
+    def job_is_cancelled(self) -> None:
+        """The job is about to be cancelled: which tasks are busy is seen before any is cut short."""
+        quiet = self._durable.quiet
+        if quiet.has_others():
+            self.seen = quiet.busy()
+
     def at(self, scope: Scope, deadline: float) -> None:
         """The scope is to be cut short then."""
         nursery = self._durable.running.scope_nursery
