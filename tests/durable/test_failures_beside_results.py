@@ -13,7 +13,7 @@ from pulse_trio.worker.durable import delivering
 from pulse_trio.worker.durable.begun import BEGUN, Begun
 from pulse_trio.worker.durable.calls import Call
 from pulse_trio.worker.durable.replay import Replay
-from support.turns import waits_for_its_turn
+from support.turns import closing, waits_for_its_turn
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -28,17 +28,9 @@ class Closing:
     def __init__(self) -> None:
         self.begins, self.may_end = trio.Event(), trio.Event()
 
-    async def _closes(self) -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            self.begins.set()
-            with trio.CancelScope(shield=True):
-                await self.may_end.wait()
-
     async def run(self, job: Job) -> None:
         with job.move_on_after(0.02, key="patience"):
-            await job.step(self._closes, key="closes")
+            await job.step(closing, self.begins, self.may_end, key="closes")
 
 
 async def test_steps_that_fail_one_after_the_other_behind_a_result_all_raise(
@@ -148,7 +140,7 @@ async def test_a_scope_that_strikes_as_it_is_opened_does_so_again_whatever_was_o
             if job.attempt == 1:
                 await priced.wait()
             with job.move_on_after(0, key="at once"):
-                await trio.sleep(0.02)
+                await trio.lowlevel.checkpoint()
                 beyond.append(job.attempt)
             await job.step(_nothing, key="at the end")
 
@@ -174,7 +166,7 @@ async def test_a_replay_does_not_wait_for_what_a_deadline_has_cut_short_while_it
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
         async def draw_bar() -> None:
-            while True:  # noqa: ASYNC110 -- it draws
+            while True:  # noqa: ASYNC110 -- a progress bar waits for no event
                 await trio.sleep(0.002)
 
         async def work() -> None:
@@ -276,11 +268,11 @@ async def test_a_scope_that_struck_has_struck_though_its_block_ends_in_time_now(
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
-        said: list[str] = []
+        said, left = list[str](), trio.Event()
 
         async def asks() -> None:
             if job.attempt > 1:
-                await trio.sleep(0.1)
+                await left.wait()
             await job.wait_for_event("answer", key="answer")
 
         async def looks() -> None:
@@ -292,6 +284,7 @@ async def test_a_scope_that_struck_has_struck_though_its_block_ends_in_time_now(
                 said.append("struck" if patience.cancelled_caught else "in time")
             except trio.TooSlowError:
                 said.append("struck")
+            left.set()
             await job.step(_nothing, key="then")
 
         async with trio.open_nursery() as nursery:

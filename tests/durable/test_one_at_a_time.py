@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
-from support.turns import waits_for_its_turn
+from support.turns import closing, waits_for_its_turn
 
 if TYPE_CHECKING:
     from pulse_trio.durable_calls import DurableScope
@@ -34,12 +34,7 @@ async def test_what_is_first_while_another_task_ends_a_race_of_its_own_is_so_in_
         async def near() -> None: ...
 
         async def far() -> None:
-            try:
-                await trio.sleep_forever()
-            finally:
-                cut.set()
-                with trio.CancelScope(shield=True):
-                    await stop_waits.wait()
+            await closing(cut, stop_waits)
 
         async def stop() -> None:
             await cut.wait()
@@ -187,13 +182,7 @@ async def test_a_scope_that_strikes_while_a_result_waits_for_its_turn_has_struck
         way: list[object] = []
 
         async def closes() -> None:
-            """Keeps the result from its turn."""
-            try:
-                await trio.sleep_forever()
-            finally:
-                cut.set()
-                with trio.CancelScope(shield=True):
-                    await listed.wait()
+            await closing(cut, listed)
 
         async def answer() -> str:
             await cut.wait()
@@ -340,12 +329,7 @@ async def test_a_step_that_fails_after_another_one_has_its_result_fails_after_it
     cut, failed, granted_waits = trio.Event(), trio.Event(), waits_for_its_turn(monkeypatch, "grants")
 
     async def closes() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            cut.set()
-            with trio.CancelScope(shield=True):
-                await failed.wait()
+        await closing(cut, failed)
 
     async def granted() -> str:
         await cut.wait()
@@ -407,12 +391,7 @@ async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(
         cut, cancelled = trio.Event(), trio.Event()
 
         async def closes() -> None:
-            try:
-                await trio.sleep_forever()
-            finally:
-                cut.set()
-                with trio.CancelScope(shield=True):
-                    await cancelled.wait()
+            await closing(cut, cancelled)
 
         async def answer() -> None:
             await cut.wait()

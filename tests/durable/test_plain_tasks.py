@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.worker.durable.replay import Replay
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -188,8 +189,19 @@ async def test_a_deadline_around_a_fan_out_and_its_progress_bar_keeps_no_replay_
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, 2)
 
 
-async def test_a_scope_that_its_own_task_cuts_is_not_cut_before_that_task_has_come_there(trees: Trees) -> None:
+async def test_a_scope_that_its_own_task_cuts_is_not_cut_before_that_task_has_come_there(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is in a plain await before, and the others stand in calls. Nothing waits for a limiter, so nothing has to give way."""
+    looked, turn = list[str](), Replay.turn
+
+    def noted(replay: Replay, *given: Any, **options: Any) -> Any:
+        found = turn(replay, *given, **options)
+        if replay.idle and replay.strikes_next:
+            looked.append("in vain")
+        return found
+
+    monkeypatch.setattr(Replay, "turn", noted)
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> list[str]:
@@ -202,7 +214,8 @@ async def test_a_scope_that_its_own_task_cuts_is_not_cut_before_that_task_has_co
             nursery.start_soon(other)
             with job.move_on_after(3600, key="patience") as patience:
                 await job.step(_invoice, key="invoice")
-                await trio.sleep(0.2)
+                while job.attempt > 1 and not looked:
+                    await trio.lowlevel.checkpoint()
                 found.append("looked")
                 patience.cancel()
                 await trio.sleep_forever()

@@ -85,7 +85,7 @@ async def test_a_contender_with_a_progress_bar_wins_when_its_bar_has_ended(trees
             await trio.sleep(0.03)
 
         async def draw_bar() -> None:
-            while True:  # noqa: ASYNC110 -- it draws
+            while True:  # noqa: ASYNC110 -- a progress bar waits for no event
                 await trio.sleep(0.005)
 
         async def mirror(number: int, race: trio.Nursery) -> None:

@@ -1,4 +1,4 @@
-"""Tells when a task of a durable handler has a result, and waits for its turn."""
+"""Tasks of a durable handler that wait for their turn, and what keeps them waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, name: str) -> trio.Event:
     """Set when the handler's task that runs the function with this name has a result, and waits for its turn."""
-    waits, others_rest = trio.Event(), Delivering._others_rest  # pyright: ignore[reportPrivateUsage] -- nothing else tells
+    waits, others_rest = trio.Event(), Delivering._others_rest  # pyright: ignore[reportPrivateUsage] -- no event of the worker tells that
 
     async def noted(self: Delivering, task: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task] | None:
         if task is not None and task.name.endswith(name):
@@ -23,3 +23,13 @@ def waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, name: str) -> trio.Event
 
     monkeypatch.setattr(Delivering, "_others_rest", noted)
     return waits
+
+
+async def closing(cut: trio.Event, until: trio.Event) -> None:
+    """What a step does that is cut short, sets `cut`, and closes until the other event is set: results wait meanwhile."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        cut.set()
+        with trio.CancelScope(shield=True):
+            await until.wait()
