@@ -85,6 +85,6 @@ class Trees:
         found = self.window.run(
             "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
             job_id,
-            [COMPENSATED, FAILED, QUIET],
+            [BEGUN, COMPENSATED, FAILED, QUIET],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from pulse_trio import open_client
-from support.stores import Window, open_store
-
+from .ground import open_ground
 from .playing import PLAYS
 from .staging import KINDS, Ended, Stage, try_fault
 
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from pulse_trio import Client
     from pulse_trio.store import WorkerStore
     from pulse_trio.testing.faults.processes import Processes
+    from support.stores import Window
 
     from .drawing import Node
 
@@ -196,13 +195,11 @@ class KilledStage(Stage):
 @asynccontextmanager
 async def open_killed_stage(dsn: str, processes: Processes) -> AsyncGenerator[KilledStage]:
     """Processes on a database, and what becomes of them."""
-    async with open_store(dsn) as other, open_client(dsn) as client, trio.open_nursery() as nursery:
-        with Window(dsn) as window:
-            stage = KilledStage(window, other, client, nursery, processes)
-            await stage.run_processes(2)
-            nursery.start_soon(stage.watch)
-            yield stage
-            nursery.cancel_scope.cancel()
+    async with open_ground(dsn) as (_, window, other, client, nursery):
+        stage = KilledStage(window, other, client, nursery, processes)
+        await stage.run_processes(2)
+        nursery.start_soon(stage.watch)
+        yield stage
 
 
 async def try_killed(stage: KilledStage, spec: Node, first: Ended, seed: int, faults: int) -> list[str]:

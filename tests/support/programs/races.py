@@ -183,31 +183,25 @@ class Racer:
             for nodes in node["tasks"]:
                 nursery.start_soon(self.run, nodes)
 
+    async def contend(self, nursery: trio.Nursery, won: list[int], number: int, nodes: list[Node]) -> None:
+        """One way of a race."""
+        await self.run(nodes)
+        won.append(number)
+        nursery.cancel_scope.cancel()
+
     async def do_first(self, node: Node) -> None:
         won: list[int] = []
-
-        async def one(number: int, nodes: list[Node]) -> None:
-            await self.run(nodes)
-            won.append(number)
-            nursery.cancel_scope.cancel()
-
         async with trio.open_nursery() as nursery:
             for number, nodes in enumerate(node["tasks"]):
-                nursery.start_soon(one, number, nodes)
+                nursery.start_soon(self.contend, nursery, won, number, nodes)
         await self.says(node["label"], won[0])
 
     async def do_hedge(self, node: Node) -> None:
         won: list[int] = []
-
-        async def one(number: int, nodes: list[Node]) -> None:
-            await self.run(nodes)
-            won.append(number)
-            nursery.cancel_scope.cancel()
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, 0, node["tasks"][0])
+            nursery.start_soon(self.contend, nursery, won, 0, node["tasks"][0])
             await trio.sleep(node["ms"] / 1000)
-            nursery.start_soon(one, 1, node["tasks"][1])
+            nursery.start_soon(self.contend, nursery, won, 1, node["tasks"][1])
         await self.says(node["label"], won[0])
 
     async def do_limit(self, node: Node) -> None:
@@ -253,7 +247,7 @@ class Racer:
 
     async def do_bar(self, node: Node) -> None:
         async def draw_bar() -> None:
-            while True:  # noqa: ASYNC110 -- it draws
+            while True:  # noqa: ASYNC110 -- a progress bar waits for no event
                 await trio.sleep(0.003)
 
         async with trio.open_nursery() as nursery:

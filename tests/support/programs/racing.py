@@ -9,76 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
-from support.stage import parts
-from support.stores import Window, open_store
+from pulse_trio import InvalidTransition
 
+from .ground import Ground, open_ground
 from .races import HANDLERS, KINDS, PLAYS, Node, Play
-from .staging import HASTEN, LOSE, UNFINISHED
+from .staging import UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from random import Random
-
-    from pulse_trio import Client
-    from pulse_trio.store import WorkerStore
 
 FAULTS = ("none", "lost", "cancelled")
 """What strikes: nothing but what the handler waits for; the lease is lost, some times; a person cancels the job."""
 SLOW = float(os.environ.get("PULSE_TRIO_RACES_SLOW", "20"))
 """Seconds after which a play is slow. None waits for more than two."""
 LONGEST = 60.0
-ENDED = """
-SELECT id, state, result, error FROM jobs WHERE id = ANY(%s) AND finished_at IS NOT NULL
-"""
 ERRORS = "SELECT attempt, outcome, error FROM attempt WHERE job_id = %s AND error IS NOT NULL ORDER BY attempt"
 HISTORY = "SELECT line, kind, key, name, left(value::text, 300) AS value, attempt FROM history WHERE job_id = %s ORDER BY line"
 
 
-class Track:
-    """One database, and workers."""
+class Track(Ground):
+    """Where races are played."""
 
-    def __init__(self, window: Window, other: WorkerStore, client: Client, nursery: trio.Nursery) -> None:
-        self.window, self.other, self.client, self.nursery = window, other, client, nursery
-        self.workers: list[Worker] = []
-        self.ended: dict[int, trio.Event] = {}
-        self.found: dict[int, Any] = {}
-
-    async def watch(self) -> None:
-        """Looks for plays that have ended."""
-        while True:
-            await trio.sleep(0.02)
-            self.window.run(HASTEN)
-            waited = [job for job, event in self.ended.items() if not event.is_set()]
-            for row in self.window.run(ENDED, waited) if waited else []:
-                self.found[row["id"]] = row
-                self.ended[row["id"]].set()
-
-    def send(self, job_id: int, name: str, after: float) -> None:
-        """Sends an event, once."""
-        self.nursery.start_soon(self._send, job_id, name, after)
-
-    async def _send(self, job_id: int, name: str, after: float) -> None:
-        await trio.sleep(after)
-        try:
-            await self.client.send_event(job_id, name, "sent", event_key=name)
-        except (UnknownJob, InvalidTransition):
-            pass
-
-    async def lose(self, play: Play) -> None:
+    async def lose_what_runs(self, play: Play) -> None:
         """The lease of the attempt that runs is over, and it is told."""
         job = play.running
-        if job is None or not self.window.run(LOSE, job.id, job.attempt):
-            return
-        play.lost.add(job.attempt)
-        while self.window.run("SELECT 1 FROM job WHERE id = %s AND attempt = %s AND state = 2", job.id, job.attempt):
-            await self.other.rescue()
-        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
-        if not running.ended:
-            for worker in self.workers:
-                if running in list(parts(worker).jobs.held):
-                    parts(worker).jobs.lose(running)
-        running.cancel("fence-lost")
+        if job is not None and job.attempt not in play.lost and not self.running(job).ended:
+            play.lost.add(job.attempt)
+            await self.lose(job, told=True)
 
     async def play(self, program: list[Node], kind: Any, fault: str, moments: Sequence[float]) -> tuple[str, Play]:
         """Plays a program to its end. Returns what is wrong, and the play."""
@@ -106,7 +64,7 @@ class Track:
         for moment in moments:
             await trio.sleep(moment)
             if fault == "lost":
-                await self.lose(play)
+                await self.lose_what_runs(play)
             elif fault == "cancelled":
                 try:
                     await self.client.cancel(job_id)
@@ -141,16 +99,10 @@ class Track:
 @asynccontextmanager
 async def open_track(dsn: str) -> AsyncGenerator[Track]:
     """Workers on a database, and what strikes them."""
-    async with open_store(dsn) as other, open_client(dsn) as client, trio.open_nursery() as nursery:
-        with Window(dsn) as window:
-            track = Track(window, other, client, nursery)
-            for _ in range(2):
-                worker = Worker(HANDLERS, dsn, poll=0.1, concurrency=24, watchdog=1.0, grace=0.1, log=False)
-                track.workers.append(worker)
-                nursery.start_soon(worker.run)
-            nursery.start_soon(track.watch)
-            yield track
-            nursery.cancel_scope.cancel()
+    async with open_ground(dsn) as ground:
+        track = Track(*ground)
+        track.run_workers(HANDLERS)
+        yield track
 
 
 async def try_race(track: Track, program: list[Node], random: Random, faults: Sequence[str]) -> list[str]:

@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
-from support.stage import parts
-from support.stores import Window, open_store
+from pulse_trio import InvalidTransition
 
+from .ground import Ground, open_ground
 from .playing import GIVES_UP, HANDLERS, PLAYS, Flaky, Play
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from pulse_trio import Client, Job
-    from pulse_trio.store import WorkerStore
+    from pulse_trio import Job
 
     from .drawing import Node
 
@@ -49,22 +47,6 @@ EXPECTED = re.compile(
 GAP = "was cancelled in an earlier attempt while its handler awaited something plain"
 """Plain code that ends before a cancellation comes again that came in a plain await: durable-nurseries.md says so."""
 
-LOOK = """
-SELECT j.id, j.state, j.result, j.error,
-  (SELECT json_agg(json_build_array(m.id, m.state)) FROM jobs m
-   WHERE m.root_id = j.id AND m.id <> j.id AND m.state NOT IN ('completed', 'dead', 'cancelled')) AS living
-FROM jobs j WHERE j.id = ANY(%s) AND j.finished_at IS NOT NULL
-"""
-HASTEN = """
-UPDATE job j SET run_at = clock_timestamp() WHERE state = 1 AND run_at > now() + interval '0.2 s'
-AND run_at < now() + interval '3 hours'
-AND NOT EXISTS (SELECT FROM durable_job d WHERE d.job_id = j.id AND d.suspended = j.attempt)
-"""
-"""What was released or failed comes back at once."""
-LOSE = """
-UPDATE job SET lease_until = now() - interval '1 s' WHERE id =
-(SELECT id FROM job WHERE id = %s AND attempt = %s AND state = 2 FOR UPDATE SKIP LOCKED)
-"""
 ERRORS = """
 SELECT a.job_id, a.attempt, a.outcome, a.error FROM attempt a JOIN jobs j ON j.id = a.job_id
 WHERE %s IN (j.id, j.root_id) AND a.error IS NOT NULL
@@ -93,57 +75,11 @@ class Ended:
         return job.id == self.root and bool(before) and (job.id, label) in self.play.remembered
 
 
-class Stage:
-    """One database, the workers and whoever strikes."""
+class Stage(Ground):
+    """Where programs are played."""
 
     longest = 60.0
     """Seconds after which a play hangs."""
-
-    def __init__(self, dsn: str, window: Window, other: WorkerStore, client: Client, nursery: trio.Nursery) -> None:
-        self.dsn, self.window, self.other, self.client, self.nursery = dsn, window, other, client, nursery
-        self.workers: list[Worker] = []
-        self.ended: dict[int, trio.Event] = {}
-        self.found: dict[int, Any] = {}
-
-    async def watch(self) -> None:
-        """Looks for plays that have ended."""
-        while True:
-            await trio.sleep(0.02)
-            self.window.run(HASTEN)
-            waited = [root for root, event in self.ended.items() if not event.is_set()]
-            for row in self.window.run(LOOK, waited) if waited else []:
-                self.found[row["id"]] = row
-                self.ended[row["id"]].set()
-
-    def send(self, job_id: int, name: str, after: float) -> None:
-        """Sends an event, once."""
-        self.nursery.start_soon(self._send, job_id, name, after)
-
-    async def _send(self, job_id: int, name: str, after: float) -> None:
-        await trio.sleep(after)
-        try:
-            await self.client.send_event(job_id, name, f"payload of {name}", event_key="once")
-        except (UnknownJob, InvalidTransition):
-            pass
-
-    def running(self, job: Job) -> Any:
-        """The worker's record of a job."""
-        return job._runtime  # pyright: ignore[reportPrivateUsage]
-
-    async def lose(self, play: Play, job: Job, *, told: bool) -> None:
-        """The lease of an attempt is over, and another worker may have the job."""
-        play.lost.add((job.id, job.attempt))
-        while self.window.run("SELECT 1 FROM job WHERE id = %s AND attempt = %s AND state = 2", job.id, job.attempt):
-            self.window.run(LOSE, job.id, job.attempt)
-            await self.other.rescue()
-        if not told:
-            return
-        running = self.running(job)
-        if not running.ended:
-            for worker in self.workers:
-                if running in list(parts(worker).jobs.held):
-                    parts(worker).jobs.lose(running)
-        running.cancel("fence-lost")
 
     async def strike(self, ended: Ended, fault: str, job: Job) -> None:
         """A fault strikes where this job's handler stands."""
@@ -151,7 +87,8 @@ class Stage:
         play = ended.play
         match fault:
             case "lost" | "lost and deaf":
-                await self.lose(play, job, told=fault == "lost")
+                play.lost.add((job.id, job.attempt))
+                await self.lose(job, told=fault == "lost")
             case "cut":
                 clean_up = self.running(job)._cleanup
                 if clean_up is not None:
@@ -278,16 +215,10 @@ class Stage:
 @asynccontextmanager
 async def open_stage(dsn: str) -> AsyncGenerator[Stage]:
     """Workers on a database, and what strikes them."""
-    async with open_store(dsn) as other, open_client(dsn) as client, trio.open_nursery() as nursery:
-        with Window(dsn) as window:
-            stage = Stage(dsn, window, other, client, nursery)
-            for _ in range(2):
-                worker = Worker(HANDLERS, dsn, poll=0.1, concurrency=24, watchdog=1.0, grace=0.1, log=False)
-                stage.workers.append(worker)
-                nursery.start_soon(worker.run)
-            nursery.start_soon(stage.watch)
-            yield stage
-            nursery.cancel_scope.cancel()
+    async with open_ground(dsn) as ground:
+        stage = Stage(*ground)
+        stage.run_workers(HANDLERS)
+        yield stage
 
 
 def first_effects(play: Play) -> dict[tuple[str, str], list[str]]:
