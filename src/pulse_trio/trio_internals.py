@@ -2,13 +2,14 @@
 """The private parts of Trio that a worker depends on, in one place and checked at import.
 
 A Trio without one of them stops the program at import, with the name of the missing part and the version, instead of failing
-a job later. Three parts are optional and have fallbacks: which tasks hold a lock, whether a thread was abandoned, and what the
-tasks of an open nursery have failed of.
+a job later. Four parts are optional and have fallbacks: which tasks hold a lock, whether a thread was abandoned, what the
+tasks of an open nursery have failed of, and where the order of tasks is drawn.
 """
 
 from __future__ import annotations
 
 import sys
+from random import Random
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -98,6 +99,21 @@ def in_abandoned_thread() -> bool:
 
 
 check()
+
+
+def keep_order() -> None:
+    """From now on tasks of this process that can go on in one pass of Trio's loop do so in the order in which that came about.
+    Trio reverses it in every other pass, drawn at random, so that no program relies on it. If Trio draws elsewhere, or
+    Hypothesis draws for it, this changes nothing."""
+    drawn = getattr(_module("_run"), "_r", None)
+    if isinstance(drawn, Random):
+        # A pass takes its tasks from the end of a list, which it has reversed if what is drawn is below a half.
+        drawn.random = _below_a_half
+
+
+def _below_a_half() -> float:
+    return 0.0
+
 
 CTRL_C = "trio._core._ki"
 """The module whose signal handler raises KeyboardInterrupt."""

@@ -55,6 +55,42 @@ def test_where_trio_does_not_say_who_holds_a_lock_every_task_may() -> None:
     assert imported_after("del trio._core._parking_lot.GLOBAL_PARKING_LOT_BREAKER").stdout == "True\n"
 
 
+IN_ORDER = """
+import trio
+from pulse_trio.trio_internals import keep_order
+
+async def main():
+    for _ in range(30):
+        order = []
+        async def note(number):
+            order.append(number)
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(note, number)
+        orders.add(tuple(order))
+
+for change in (lambda: None, keep_order):
+    orders = set()
+    change()
+    trio.run(main)
+    print(len(orders), tuple(range(10)) in orders)
+"""
+
+
+def test_tasks_that_begin_together_do_so_in_the_order_in_which_they_were_started() -> None:
+    """In a process of its own: where Hypothesis is, Trio shuffles instead."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IN_ORDER], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("2 True\n1 True\n", "")
+
+
+def test_a_trio_that_draws_the_order_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = object()
+    monkeypatch.setattr(sys.modules["trio._core._run"], "_r", elsewhere)
+    trio_internals.keep_order()
+    monkeypatch.delattr(sys.modules["trio._core._run"], "_r")
+    trio_internals.keep_order()
+
+
 def test_the_private_side_of_trio_is_named_in_one_file() -> None:
     named = re.compile(r"(?<!pulse_)trio\._|_child_nurseries|GLOBAL_PARKING_LOT_BREAKER")
     found = {path.name for path in SOURCE.rglob("*.py") if named.search(path.read_text(encoding="utf-8"))}

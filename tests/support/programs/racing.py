@@ -81,7 +81,7 @@ class Track(Ground):
         if seconds > SLOW:
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
         wrong += [f"{label} is left open" for label, how in play.sagas.items() if how == "open"]
-        # Trio gives limiters to other tasks in each attempt, which begin what had no line then.
+        # Under pytest-trio limiters go to other tasks in each attempt, which begin what had no line then.
         if fault == "none" and not limited:
             wrong += [f"{label} was done {count} times" for label, count in play.effects.items() if count > 1]
         if wrong:

@@ -136,7 +136,8 @@ class Keys:
         if key is None:
             if not in_main:
                 raise UsageError(
-                    f"{what} in a second task of the handler needs key=: tasks run in a different order in each attempt."
+                    f"{what} in a second task of the handler needs key=: which task comes first may differ from attempt to "
+                    "attempt."
                 )
             key = f"{self._count}:{kind}"
         else:

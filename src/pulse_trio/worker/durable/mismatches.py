@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _CHANGED = "The code changed under a running job"
 _REORDERED = (
-    "Trio gives a limiter, a lock or a semaphore to other tasks in each attempt, and in none of the last ones so that what is "
+    "A limiter, a lock or a semaphore was given to other tasks than before, and in none of the last attempts so that what is "
     "remembered could come again: pulse-trio jobs retry {} tries once more. Otherwise the code changed under a running job"
 )
 

@@ -89,8 +89,8 @@ class DurableNursery:
         if key is None:
             if not mine:
                 raise UsageError(
-                    f"start_soon({handler.kind}) in a second task of the handler needs a child_key: tasks run in a different "
-                    "order in each attempt."
+                    f"start_soon({handler.kind}) in a second task of the handler needs a child_key: which task comes "
+                    "first may differ from attempt to attempt."
                 )
             key = f"#{self._count}"
         return self._block.add(handler, key, args, kwargs)

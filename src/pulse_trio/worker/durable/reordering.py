@@ -1,8 +1,10 @@
 """An attempt in which Trio has given a limiter, a lock or a semaphore to other tasks than in those before, so that what they
 have written cannot come again in its order: a deadline would cut tasks short that had their results by then, or a failure has.
 
-It is suspended until now, which uses no budget, and the next one begins from the top. Trio draws the order in which tasks go
-on: those that begin together do so in the order in which they were started, or in the reverse one. So that is soon the same.
+It is suspended until now, which uses no budget, and the next one begins from the top. A worker with durable handlers keeps
+Trio from drawing the order in which tasks go on (`keep_order`), so that is rare: what awaits something plain was quicker, or a
+worker of another version has begun the job. Without that, tasks which begin together do so in the order in which they were
+started, or in the reverse one, so the right one soon comes again.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def may_begin_anew(durable: Durable) -> bool:
 
 def stands_long_enough(durable: Durable, stood_still: float) -> bool:
     """Whether the replay has stood still long enough for that, in seconds."""
-    ours = durable.standing.keys()
-    if any(any(one in held for one in ours) for held in map(holders_of_what_awaits, waiting_for_another(durable))):
+    ours = list(tasks_from(durable.running.task))
+    if all(any(one in held for one in ours) for held in map(holders_of_what_awaits, waiting_for_another(durable))):
         return stood_still >= _PAUSE
     return stood_still >= min(_PAUSE * 2.0 ** _in_a_row(durable), _LONGEST_PAUSE)
 

@@ -4,8 +4,8 @@ Lines are handed out in their order, one at a time: the call that fits the next 
 line after it is handed out when that call has gone on. So a race between tasks has the same winner again. When no line is left,
 the calls that wait go on live, in the order in which they began.
 
-Where tasks wait for each other by other means, a limiter, say, their order may be another one in each attempt. If it cannot be
-that of the lines, a call gets its line before its turn; if none that waits has a line, they go on live, and the lines that are
+Where tasks wait for each other by other means, a limiter, say, their order may be another one than before. If it cannot be that
+of the lines, a call gets its line before its turn; if none that waits has a line, they go on live, and the lines that are
 left are those of the calls with their keys.
 """
 

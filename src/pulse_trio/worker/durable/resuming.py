@@ -129,10 +129,10 @@ def _has_gone_on(replay: Replay, line: Line | None) -> bool:
 
 
 def give_way(durable: Durable, stood_still: float | None = None) -> bool:
-    """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: Trio gives
-    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first.
-    If it has none, and the replay has `stood_still` for some seconds, it goes live. Returns whether the attempt is to begin
-    anew instead: tasks would be cut short that had ended by then.
+    """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: this
+    attempt may have given them to other tasks. Where every task waits for its line or for another task, that one has its line
+    first. If it has none, and the replay has `stood_still` for some seconds, it goes live. Returns whether the attempt is to
+    begin anew instead: tasks would be cut short that had ended by then.
     """
     replay = durable.history.replay
     if not _only_wait(durable) or next(waiting_for_another(durable), None) is None:
