@@ -168,7 +168,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         value = await call()
         await check_end(durable)
         # Tasks in `job.nursery` may still make durable calls.
-        async with durable.awaiting(RETURNED):
+        with durable.awaiting(RETURNED):
             await durable.running.children_ended()
             if durable.running.cancel_reason is None:
                 await await_left_behind(durable)

@@ -44,7 +44,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
     stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
     if durable.history.replay.unopened.suspects:
-        async with durable.awaiting(stands):
+        with durable.awaiting(stands):
             await check_blocks(durable, call)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
@@ -134,7 +134,7 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
         await learn_what_was_seen(durable)
     elif durable.blocks:
         note_what_was_seen(durable)
-        async with durable.awaiting(call):
+        with durable.awaiting(call):
             for block in list(durable.blocks):
                 # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.
                 if block.left_behind or durable.running.cancel_reason not in HELD_BACK:
@@ -142,7 +142,7 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.
-        async with durable.awaiting(call):
+        with durable.awaiting(call):
             await durable.history.written(decided=True)
 
 

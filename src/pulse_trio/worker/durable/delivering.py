@@ -15,7 +15,6 @@ cancelled: they come after what was there before them, as their lines do in the 
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,7 +23,7 @@ from ...trio_internals import innermost_scope, is_cancelled, is_cancelled_in, sc
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import Iterable
 
     from .durable import Durable
     from .scopes import Scope
@@ -35,6 +34,24 @@ _CLOSING = 1.0
 """Seconds for one that is being cut short in a durable call: a step closes its connection, a thread ends."""
 _PASSES, _PAUSE = 5, 0.001
 """So many looks come one pass after the other, those after them at this distance in seconds. Each task gets so many."""
+
+
+class Writing:
+    """See `Delivering.writing`."""
+
+    __slots__ = ("_delivering", "_numbered", "_task")
+
+    def __init__(self, delivering: Delivering, *, numbered: bool) -> None:
+        self._delivering = delivering
+        self._numbered = numbered
+        self._task = trio.lowlevel.current_task()
+
+    async def __aenter__(self) -> bool:
+        """Whether the handler has other tasks, or had."""
+        return await self._delivering.writes(self._task, numbered=self._numbered)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._delivering.has_written(self._task)
 
 
 class Delivering:
@@ -148,21 +165,29 @@ class Delivering:
                 return False
         return True
 
-    @asynccontextmanager
-    async def writing(self, *, numbered: bool = False) -> AsyncGenerator[None]:
+    def writing(self, *, numbered: bool = False) -> Writing:
         """The block writes a line of the current task, or finds that there is none to write. `numbered`: it has its number."""
-        task = trio.lowlevel.current_task()
+        return Writing(self, numbered=numbered)
+
+    async def writes(self, task: trio.lowlevel.Task, *, numbered: bool) -> bool:
+        """The task begins to write its line. Returns whether there are others."""
         if self._failing and not numbered:
             await self._come_after_failures(task)
         self._coming.add(task)
+        if not self._durable.quiet.has_others():
+            return False
         try:
-            if self._durable.quiet.has_others():
-                await self._what_has_struck_is_said()
-                self._hold()
-            yield
-        finally:
-            self._coming.discard(task)
-            self._next()
+            await self._what_has_struck_is_said()
+            self._hold()
+        except BaseException:
+            self.has_written(task)
+            raise
+        return True
+
+    def has_written(self, task: trio.lowlevel.Task) -> None:
+        """It has, or there was none."""
+        self._coming.discard(task)
+        self._next()
 
     async def _come_after_failures(self, task: trio.lowlevel.Task) -> None:
         self._behind.add(task)

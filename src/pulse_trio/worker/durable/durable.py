@@ -8,18 +8,16 @@ goes on.
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
 from ...trio_internals import opened_by, scopes_around, tasks_from, waits_for_another_task, waits_for_children
 from . import beginning, entering, steps, waits
 from .beginning import VERSION
-from .calls import IN_STEP, Call, Turn
+from .calls import Call, Turn
 from .cancelling import Cancelling
 from .changed import check_blocks
 from .failures import Failures, mark
@@ -32,11 +30,11 @@ from .own_tasks import is_own
 from .quiet import Quiet
 from .reordering import begin_anew
 from .resuming import give_way, help_on, help_those_who_ask
-from .standing import keys_of, may_get_its_line
+from .standing import Awaiting, keys_of, may_get_its_line
 from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator
     from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
@@ -155,7 +153,7 @@ class Durable:
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
             except trio.Cancelled:
-                async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
+                with self.awaiting(call):  # what struck is remembered: a clean-up may come next
                     raise
             if replay.unopened.suspects:
                 await check_blocks(self, call)
@@ -167,7 +165,7 @@ class Durable:
         call.turn = turn = trio.Event()
         pause, seen, since, late = _AT_ONCE, replay.next_line, trio.current_time(), False
         try:
-            async with self.awaiting(call):
+            with self.awaiting(call):
                 self.hand_out()
                 while not turn.is_set():
                     try:
@@ -211,37 +209,15 @@ class Durable:
         replay.taken(call)
         self.hand_out()
         if call.line is None:
-            async with self.awaiting(call):
+            with self.awaiting(call):
                 await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
                 await await_left_behind(self)  # by a scope that the replay has left
                 await check_blocks(self, call)
         return call.line
 
-    @asynccontextmanager
-    async def awaiting(self, call: Call) -> AsyncGenerator[None]:
+    def awaiting(self, call: Call) -> Awaiting:
         """The task stands in a durable call while the block is open."""
-        task = trio.lowlevel.current_task()
-        outer = self.standing.get(task)
-        self.standing[task] = call
-        if outer is None:
-            self.quiet.delivering.enters(task)
-        step = IN_STEP.get()
-        if call.kind == "step":
-            IN_STEP.set(call)
-        try:
-            yield
-        except BaseException as error:
-            if any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
-                self.note_cancellation()
-            raise
-        finally:
-            IN_STEP.set(step)
-            self.cancelling.moves()
-            if outer is None:
-                del self.standing[task]
-                self.quiet.delivering.leaves(task)
-            else:
-                self.standing[task] = outer
+        return Awaiting(self, call)
 
     async def record(
         self, call: Call, kind: Kind, value: str | Callable[[int], str] | None = None, *, event_id: int | None = None
@@ -251,9 +227,10 @@ class Durable:
         if self.fatal is not None:
             await trio.lowlevel.checkpoint()
             raise self.fatal
-        async with self.quiet.delivering.writing():
+        async with self.quiet.delivering.writing() as has_others:
             try:
-                self.quiet.note()
+                if has_others:
+                    self.quiet.note()
                 line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
             except Exception as error:
                 self.fail(error)

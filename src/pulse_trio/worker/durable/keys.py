@@ -142,12 +142,13 @@ class Keys:
             key = f"{self._count}:{kind}"
         else:
             check_key("key", key)
-        names = {key, *(name.format(key) for name in _DERIVED.get(kind, ()))}
-        if taken := names & self._used:
-            raise UsageError(
-                f"{what}: the key {key!r} is used twice in this job (as {min(taken)!r}); each durable call needs its own."
-            )
-        self._used |= names
+        names = (key, *(name.format(key) for name in _DERIVED[kind])) if kind in _DERIVED else (key,)
+        for name in names:
+            if name in self._used:
+                raise UsageError(
+                    f"{what}: the key {key!r} is used twice in this job (as {name!r}); each durable call needs its own."
+                )
+        self._used.update(names)
         if self.replay is not None:
             unopened, has_line = self.replay.unopened, self.replay.has_line(key)
             if in_main:

@@ -216,7 +216,7 @@ class Opened:
             await block.flush(learn=not left_over)
             call.blocks = (block.number,)
             call.fail_blocks = () if block.collect else (block.number,)
-            async with self._durable.awaiting(call):
+            with self._durable.awaiting(call):
                 if left_over:
                     left_over = any(member.key not in block.by_key for member in await block.learn())
                 while not (block.failures and not block.collect):
@@ -240,7 +240,7 @@ class Opened:
                     elif not block.failures:
                         # Cancelled because of this job, which is told in a moment.
                         await block.news()
-        async with self._durable.awaiting(call):
+        with self._durable.awaiting(call):
             if error is not None:
                 await self._close("parent")
             elif block.failures and not block.collect:

@@ -82,8 +82,8 @@ class Quiet:
     # Live
 
     def note(self) -> None:
-        """The current task is about to add a line. It gets what that says when it is quiet."""
-        if self._said is None and self._durable.history.replay.over and self.has_others():
+        """The current task, which has others beside it, is about to add a line. It gets what that says when it is quiet."""
+        if self._said is None and self._durable.history.replay.over:
             # What is said when it is handed out may be lost with the attempt.
             busy = self.busy(trio.lowlevel.current_task())
             self._said = _UNKNOWN if busy is None else 1.0 + len(busy)

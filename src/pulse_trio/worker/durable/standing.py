@@ -4,18 +4,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
+from ...describing import leaves_of
 from ...trio_internals import scopes_around
 from .beginning import REFUSED
+from .calls import IN_STEP
 from .scopes import is_struck
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
-
-    import trio
+    from types import TracebackType
 
     from .calls import Call
     from .durable import Durable
     from .scopes import Scope
+
+
+class Awaiting:
+    """The current task stands in a durable call while the block is open. A class, because every call opens one: as a generator
+    it took 4 us more."""
+
+    __slots__ = ("_call", "_durable", "_outer", "_step", "_task")
+
+    def __init__(self, durable: Durable, call: Call) -> None:
+        self._durable = durable
+        self._call = call
+        self._task = trio.lowlevel.current_task()
+
+    def __enter__(self) -> None:
+        durable, task, call = self._durable, self._task, self._call
+        self._outer = durable.standing.get(task)
+        durable.standing[task] = call
+        if self._outer is None:
+            durable.quiet.delivering.enters(task)
+        self._step = IN_STEP.get()
+        if call.kind == "step":
+            IN_STEP.set(call)
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        durable, task = self._durable, self._task
+        try:
+            if error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
+                durable.note_cancellation()
+        finally:
+            IN_STEP.set(self._step)
+            durable.cancelling.moves()
+            if self._outer is None:
+                del durable.standing[task]
+                durable.quiet.delivering.leaves(task)
+            else:
+                durable.standing[task] = self._outer
 
 
 def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import trio
@@ -53,17 +53,16 @@ _DURABLE_CALLS = frozenset(
 
 async def step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.step`."""
-    name = name_of(function)
     # An annotation that JSON cannot carry is refused in every attempt, and before the function has an effect.
-    _result_type(function)
-    call = await begin(durable, "step", name, key, "job.step")
+    known = _known(function)
+    call = await begin(durable, "step", known.name, key, "job.step")
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
     _keep_room(durable)
     try:
-        async with durable.awaiting(call):
-            if is_async(function):
+        with durable.awaiting(call):
+            if known.is_async:
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
@@ -76,7 +75,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         raise failed from error
     finally:
         durable.history.room.give_back()
-    text = _encoded(durable, name, value)
+    text = _encoded(durable, known.name, value)
     del value
     line = await durable.record(
         call, Kind.STEP, lambda number: durable.parts.coded(durable.running.claim, number, text)
@@ -91,7 +90,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
-    _result_type(function)  # as in `step`
+    _known(function)  # as in `step`
     call = await begin(durable, "step", name, key, "job.transaction_step")
     line = await durable.replayed(call)
     if line is not None:
@@ -106,7 +105,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
                 durable.history.alone() as number,
                 durable.parts.transactions.begin(seconds=limit) as begun,
             ):
-                async with durable.awaiting(call):
+                with durable.awaiting(call):
                     value = await function(Transaction(begun.connection, None), *args)
                 text = _encoded(durable, name, value, "its writes are rolled back, and")
                 coded = durable.parts.coded(running.claim, number, text)
@@ -238,7 +237,7 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
 
 def decoded(function: Callable[..., Any], text: str) -> Any:
     """A step's result by its return annotation. Raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(text, type=_result_type(function), dec_hook=from_builtins)
+    return msgspec.json.decode(text, type=_known(function).result, dec_hook=from_builtins)
 
 
 def _encoded(durable: Durable, name: str, value: object, then: str = "its effects stay, and") -> str:
@@ -292,16 +291,26 @@ def name_of(function: Callable[..., Any], what: str = "job.step") -> str:
     return storable(str(getattr(plain, "__name__", type(plain).__name__)))[:200]
 
 
-def _result_type(function: Callable[..., Any]) -> Any:
+class _Known(NamedTuple):
+    """What all calls of a function have in common: its name in the history, and the type that its result is read as."""
+
+    name: str
+    is_async: bool
+    result: Any
+
+
+def _known(function: Callable[..., Any]) -> _Known:
+    """Raises `UsageError` for what is no step, and for an annotation that JSON cannot carry."""
     try:
-        return _type_of(function)
+        return _known_of(function)
     except TypeError:  # not hashable
-        return Any
+        return _Known(name_of(function), is_async(function), Any)
 
 
 @functools.lru_cache(maxsize=1000)
-def _type_of(function: Callable[..., Any]) -> Any:
+def _known_of(function: Callable[..., Any]) -> _Known:
     name, plain = name_of(function), inspect.unwrap(function)
-    if not inspect.isroutine(plain):
-        return Any
-    return readable_result(f"Step {name!r}", hints_of(name, plain).get("return", Any))
+    result = (
+        readable_result(f"Step {name!r}", hints_of(name, plain).get("return", Any)) if inspect.isroutine(plain) else Any
+    )
+    return _Known(name, is_async(function), result)

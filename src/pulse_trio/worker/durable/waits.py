@@ -51,7 +51,7 @@ async def sleep_until(durable: Durable, moment: datetime, key: str | None) -> No
 async def _sleep(durable: Durable, call: Call, until: float) -> None:
     await durable.history.written()
     call.until = until
-    async with durable.awaiting(call):
+    with durable.awaiting(call):
         await durable.suspension.wait(call, trio.Event(), durable.on_our_clock(until))
     await durable.record(call, Kind.SLEPT)
 
@@ -86,7 +86,7 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
     await durable.history.written()
     call.events, call.until = (call.name,), until
     receiver, job_id = durable.parts.receiver, durable.running.claim.id
-    async with durable.awaiting(call):
+    with durable.awaiting(call):
         while True:
             news = receiver.news_of(job_id)
             try:

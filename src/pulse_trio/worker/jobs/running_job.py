@@ -377,12 +377,14 @@ class RunningJob:
         return self.reason or self._reason_of_deadline(now)
 
     def _reason_of_deadline(self, now: float) -> CancelReason | None:
-        if self.task is None:
-            # It has not begun: the options that may say another timeout are read when it does.
-            return "lease-unproven" if now >= self.lease_deadline else None
+        # Three comparisons instead of `deadline`: each durable call asks some times.
+        if now < self.lease_deadline:
+            # Before it begins, the options that may say another timeout are not read.
+            if self.task is None or (now < self.timeout_deadline and now < self.job_deadline):
+                return None
+        elif self.task is None:
+            return "lease-unproven"
         first = self.deadline
-        if now < first:
-            return None
         if first == self.timeout_deadline:
             return "timeout"
         return "deadline" if first == self.job_deadline else "lease-unproven"
