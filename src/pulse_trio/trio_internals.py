@@ -102,17 +102,19 @@ check()
 
 
 def keep_order() -> None:
-    """From now on tasks of this process that can go on in one pass of Trio's loop do so in the order in which that came about.
-    Trio reverses it in every other pass, drawn at random, so that no program relies on it. If Trio draws elsewhere, or
-    Hypothesis draws for it, this changes nothing."""
-    drawn = getattr(_module("_run"), "_r", None)
-    if isinstance(drawn, Random):
-        # A pass takes its tasks from the end of a list, which it has reversed if what is drawn is below a half.
-        drawn.random = _below_a_half
+    """From now on the tasks of this process that can go on in one pass of Trio's loop do so in the order in which they were
+    started: also those that wait for one event, or that are cancelled together, which Trio keeps in sets. As it is, Trio
+    draws the order of each pass, so that no program relies on it. If Trio draws elsewhere, it stays so."""
+    run: Any = _module("_run")
+    drawn, known = getattr(run, "_r", None), hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING")
+    if known and isinstance(drawn, Random) and hasattr(trio.lowlevel.Task, "_counter"):
+        # Made for tests under Hypothesis: a pass sorts its tasks, shuffles them, and takes them from the end.
+        run._ALLOW_DETERMINISTIC_SCHEDULING = True
+        vars(drawn)["shuffle"] = _turn_round
 
 
-def _below_a_half() -> float:
-    return 0.0
+def _turn_round(tasks: list[trio.lowlevel.Task]) -> None:
+    tasks.reverse()
 
 
 CTRL_C = "trio._core._ki"

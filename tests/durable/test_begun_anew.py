@@ -47,14 +47,16 @@ def outcomes(trees: Trees, job_id: int) -> list[str]:
     return ["anew" if "starts again from the top" in (row["error"] or "") else row["outcome"] for row in rows]
 
 
-async def test_a_worker_gives_a_limiter_to_the_same_tasks_again(trees: Trees) -> None:
-    """So none begins anew. With Trio's own order every other one of these jobs does."""
-    program = Path(__file__).parents[1] / "support" / "behind_limiter.py"
+async def test_tasks_go_on_in_the_same_order_again(trees: Trees) -> None:
+    """Behind a limiter, after one event, and where they are cancelled together. Trio's own order is another one each time."""
+    program = Path(__file__).parents[1] / "support" / "ordered_tasks.py"
     with trio.fail_after(60):
-        await trio.run_process([sys.executable, "-W", "error", program, trees.dsn, "10"])
-    ids = [row["id"] for row in trees.window.run("SELECT id FROM jobs")]
-    assert [outcomes(trees, job_id) for job_id in ids] == [["suspended", "completed"]] * 10
-    assert [trees.job(job_id)["result"] for job_id in ids] == [["a"]] * 10
+        await trio.run_process([sys.executable, "-W", "error", program, trees.dsn, "8"])
+    jobs = trees.window.run("SELECT id, kind, result FROM jobs ORDER BY id")
+    assert [outcomes(trees, job["id"]) for job in jobs] == [["suspended", "completed"]] * 24
+    assert [job["result"] for job in jobs if job["kind"] == "crawl"] == [["a"]] * 8
+    seen = [job["result"] for job in jobs if job["kind"] != "crawl"]
+    assert seen == [[[0, 1, 2, 3, 4]] * 2] * 16
 
 
 async def same(name: str) -> str:

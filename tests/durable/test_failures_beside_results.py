@@ -247,13 +247,15 @@ def test_else_a_line_without_a_call_is_a_mismatch(lines: list[Line], waiting: li
     assert not replay.goes_on_without()
 
 
-def test_a_call_that_had_begun_is_missing_until_it_begins_again() -> None:
+@pytest.mark.parametrize("name", ["3", "=third"])
+def test_a_call_that_had_begun_is_missing_until_it_begins_again(name: str) -> None:
     lines = [
         _line(1, Kind.STEP, "first"),
         _line(2, Kind.STEP, "second"),
         _line(3, Kind.STEP, "third"),
-        _line(4, Kind.MOMENT, BEGUN, "3", "1.0"),
+        _line(4, Kind.MOMENT, BEGUN, name, "1.0"),
         _line(5, Kind.MOMENT, BEGUN, "no number", "1.0"),
+        _line(6, Kind.MOMENT, BEGUN, "=no call", "1.0"),
     ]
     begun = Begun(lines)
     assert not begun.is_missing(1, {"none"}.__contains__)

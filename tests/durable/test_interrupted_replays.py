@@ -316,3 +316,74 @@ async def test_a_cancelled_job_owes_its_clean_up_where_another_task_fails_before
     await trees.burst(log=False)
     assert (trees.job(job_id)["state"], owes(trees, job_id), calls[-1]) == ("cancelled", False, "refund")
     assert calls.count("refund") == 1
+
+
+@pytest.mark.parametrize("key", [None, "packing"], ids=["numbered", "with a key"])
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_plain_code_that_fails_before_a_block_that_is_open_undoes_nothing(
+    trees: Trees, failure: str, key: str | None
+) -> None:
+    ledger: list[str] = []
+
+    async def charge() -> None:
+        ledger.append("charged")
+
+    async def refund() -> None:
+        ledger.append("refunded")
+
+    @trees.handlers.job
+    async def pack() -> str:
+        return "packed"
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(charge)
+        try:
+            if job.attempt == 2:
+                raise FAILURES[failure]
+            async with job.durable_nursery(key=key) as nursery:
+                packed = nursery.start_soon(pack.options(queue="packing"))
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund)
+            raise
+        return packed.result
+
+    job_id = trees.enqueue("order")
+    await trees.burst(queues=["default"])
+    found = await ended(trees, job_id)
+    assert (found["state"], found["result"], ledger) == ("completed", "packed", ["charged"])
+    second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    assert outcomes(trees, job_id) == ["suspended", second, "completed"]
+
+
+@pytest.mark.parametrize("where", ["between steps", "in a block"])
+async def test_a_compensation_after_plain_code_that_does_not_fail_again_is_named(trees: Trees, where: str) -> None:
+    """No line brings such a failure again: the error says that, instead of a change of code."""
+
+    async def done(what: str) -> str:
+        return what
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(done, "charge")
+        try:
+            if where == "in a block":
+                async with job.durable_nursery():
+                    if job.attempt == 1:
+                        raise ConnectionError("away for a moment")
+            elif job.attempt == 1:
+                raise ConnectionError("away for a moment")
+            await job.step(done, "ship", key="ship")
+        except BaseException:
+            with job.cleanup():
+                await job.step(done, "refund", key="refund")
+            raise
+
+    job_id = trees.enqueue("order")
+    found = await ended(trees, job_id)
+    assert (found["state"], outcomes(trees, job_id)) == ("dead", ["failed", "discarded"])
+    assert "plain code" in found["error"]
+    assert f"jobs retry {job_id} --afresh" in found["error"]
+    assert "code changed" not in found["error"]
+    assert where == "in a block" or "ConnectionError: away for a moment" in found["error"]

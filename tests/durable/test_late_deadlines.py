@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.worker.durable.scopes import Scope
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -195,3 +197,65 @@ async def test_what_the_handler_reads_in_the_scope_is_the_same_in_a_later_attemp
 
 async def _late() -> str:
     return "late"
+
+
+@pytest.mark.parametrize("waits", ["sleep", "event"])
+async def test_a_deadline_that_strikes_as_its_wait_is_being_written_comes_before_a_result_that_is_later(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """The wait is cut short at once. It went on until its moment was written, and the result had its line first."""
+    struck, strikes = trio.Event(), Scope._strikes  # pyright: ignore[reportPrivateUsage]
+
+    def strike(scope: Scope) -> None:
+        strikes(scope)
+        struck.set()
+
+    monkeypatch.setattr(Scope, "_strikes", strike)
+
+    async def ask() -> str:
+        await struck.wait()
+        return "answered"
+
+    async def same(seen: list[str]) -> list[str]:
+        return seen
+
+    with psycopg.connect(trees.dsn) as other:
+
+        @trees.handlers.job(durable=True, backoff_base=0.01)
+        async def race(job: Job) -> list[list[str]]:
+            seen = list[str]()
+
+            async def impatient() -> None:
+                with job.move_on_after(0.05, key="deadline"):
+                    if job.attempt == 1:
+                        # Nothing of the job is written any more.
+                        other.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job.id])
+                    if waits == "sleep":
+                        await job.sleep(60, key="wait")
+                    else:
+                        await job.wait_for_event("never", timeout=60, key="wait")
+                seen.append("late")
+
+            async def patient() -> None:
+                seen.append(await job.step(ask, key="ask"))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(impatient)
+                nursery.start_soon(patient)
+                if job.attempt == 1:
+                    await struck.wait()
+                    for _ in range(50):
+                        await trio.lowlevel.checkpoint()
+                    other.rollback()
+            first = await job.step(same, seen)
+            if job.attempt == 1:
+                raise ValueError("something else")
+            return [first, seen]
+
+        job_id = trees.enqueue("race")
+        with trio.fail_after(30):
+            while trees.job(job_id)["finished_at"] is None:
+                await trees.burst(log=False)
+                trees.again()
+    assert trees.job(job_id)["error"] is None
+    assert trees.job(job_id)["result"] == [["late", "answered"]] * 2

@@ -116,3 +116,51 @@ async def test_a_contender_with_a_progress_bar_wins_when_its_bar_has_ended(trees
 
 async def _first(won: list[int]) -> int:
     return won[0]
+
+
+async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_lost_as_the_race_was_won(
+    trees: Trees,
+) -> None:
+    """The loser's step had its line, and its plain code is slower in the next attempt: the winner cut it short before it came
+    to the step, and the job was dead."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        charging, won = trio.Event(), trio.Event()
+
+        async def warm_up() -> None: ...
+
+        async def charge() -> None:
+            charging.set()
+            await won.wait()
+
+        async def answer() -> None:
+            await charging.wait()
+            won.set()
+
+        async def fast(nursery: trio.Nursery) -> None:
+            await job.step(warm_up, key="warm up")  # the other one is busy
+            await job.step(answer, key="answer")  # and stands in its step
+            nursery.cancel_scope.cancel()
+
+        async def slow() -> None:
+            await trio.sleep(0.3 * job.attempt)  # something plain
+            await job.step(charge, key="charge")
+
+        async with trio.open_nursery() as race:
+            race.start_soon(slow)
+            race.start_soon(fast, race)
+        if job.attempt == 1:
+            await trees.lose(job.id)
+        return "won"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    keys = [
+        row["key"]
+        for row in trees.window.run("SELECT key FROM history WHERE job_id = %s AND kind = 1 ORDER BY line", job_id)
+    ]
+    assert keys == ["warm up", "answer", "charge"]
+    await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert trees.job(job_id)["result"] == "won"

@@ -17,7 +17,7 @@ from ..jobs.job_states import CleansUpNext
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
-from .interrupted import ends_with
+from .interrupted import ends_with, explained
 from .left_behind import await_left_behind
 from .reordering import begin_anew
 from .resuming import history_of, resume
@@ -194,7 +194,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()
     await durable.cancelling.ended()
-    if (fatal := durable.fatal or durable.history.replay.left()) is not None and not (
+    left = durable.history.replay.left()
+    if (fatal := durable.fatal or (left and explained(durable, left))) is not None and not (
         durable.history.replay.out_of_order and await begin_anew(durable)
     ):
         await leave_waits(durable)

@@ -10,7 +10,8 @@ import trio
 from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
-from .changed import check_blocks, check_end
+from .changed import check_blocks, check_end, check_interrupted
+from .interrupted import note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 
@@ -34,8 +35,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     """
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
-    if durable.history.replay.resumed is not None:
-        call.handles = sys.exception()
+    call.handles = sys.exception()
     durable.cancelling.moves(asked=True)
     for scope in durable.scopes:
         scope.call_begins()
@@ -46,6 +46,11 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     if durable.history.replay.unopened.suspects:
         with durable.awaiting(stands):
             await check_blocks(durable, call)
+    if call.handles is not None:
+        if not durable.history.replay.unopened.is_empty or durable.history.replay.unopened.waits:
+            with durable.awaiting(stands):
+                await check_interrupted(durable, call)
+        note_plain_failure(durable, call)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...lines import Kind
+from ...lines import CALL_OF, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,22 +17,25 @@ if TYPE_CHECKING:
     from ...lines import Line
 
 BEGUN = "0:begun"
-"""The key of the moments that say so: their name is the number of a line, their value that of the last line which had been
-handed out when its call began."""
+"""The key of the moments that say so: their name is the number of a line, or `=` and the key of a call, their value that of
+the last line which had been handed out when the call began. Workers of versions before read those with a number."""
 
 
 class Begun:
     """What the attempts before have written of it, and what this one sees."""
 
-    __slots__ = ("_active", "_after", "_waiting")
+    __slots__ = ("_active", "_after", "_told", "_waiting")
 
     def __init__(self, lines: Sequence[Line] = ()) -> None:
         keys = {line.line: line.key for line in lines if line.kind is not Kind.MOMENT}
-        told = {
-            int(line.name): int(float(line.value or 0))
-            for line in lines
-            if line.kind is Kind.MOMENT and line.key == BEGUN and line.name.isdecimal()
-        }
+        numbers = {f"={line.key}": line.line for line in lines if line.kind in CALL_OF}
+        told = dict[int, int]()
+        marks = [line for line in lines if line.kind is Kind.MOMENT and line.key == BEGUN]
+        for line in marks:
+            number = int(line.name) if line.name.isdecimal() else numbers.get(line.name, 0)
+            told[number] = int(float(line.value or 0))
+        self._told = {line.name[1:] for line in marks if line.name.startswith("=")}
+        """The calls of which it is written that way."""
         self._waiting = sorted(
             ((after, number, keys[number]) for number, after in told.items() if number in keys), reverse=True
         )
@@ -46,9 +49,18 @@ class Begun:
         """The call with this key begins. `after`: the number of the last line that has been handed out."""
         self._after[key] = after
 
-    def after(self, key: str) -> int:
-        """After which line it has begun. It has its own now."""
-        return self._after.pop(key, 0)
+    def tells(self, key: str, *, since: int) -> int | None:
+        """After which line the call with this key has begun, if that is before line `since`, the last one that may have been
+        handed out while tasks were busy, and is not written yet. From now on it is."""
+        after = self._after.get(key)
+        if after is None or key in self._told or after >= since:
+            return None
+        self._told.add(key)
+        return after
+
+    def ends(self, key: str) -> None:
+        """The call has its line now."""
+        self._after.pop(key, None)
 
     def is_missing(self, number: int, has_begun: Callable[[str], bool]) -> bool:
         """Whether a call had begun when the line with this number was handed out, and has not now. The numbers grow."""

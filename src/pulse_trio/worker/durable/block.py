@@ -157,7 +157,7 @@ class Block:
         await self._rest(started.refused)
         return adopted
 
-    def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
+    def _mismatch(self, child: Child[Any], job_id: int) -> Exception:
         return self.durable.fail(
             ReplayMismatch(
                 f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "

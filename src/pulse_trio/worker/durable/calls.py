@@ -24,7 +24,7 @@ class Call:
     `scopes`: those around it, if it only waits, so that the handler may be suspended (is `suspendable`). `blocks`: it waits
     for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
-    `handles`: the exception in whose handling it was made, if earlier attempts have left a history.
+    `handles`: the exception in whose handling it was made.
     `turn` is set when its turn in the replay has come, with its `line`.
     """
 

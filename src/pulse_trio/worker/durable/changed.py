@@ -22,7 +22,8 @@ from ...errors import ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from ...store.trees import Fence
 from .children import was_cut
-from .interrupted import misfit
+from .interrupted import misfit, plain_failure
+from .keys import KEYED
 from .tree_store import answered
 from .under_way import FAILED, open_scopes
 
@@ -48,7 +49,7 @@ async def check_blocks(durable: Durable, call: Call | None = None) -> None:
         return
     for number, passed in list(unopened.suspects.items()):
         if isinstance(number, int):
-            await _check(durable, number, f"now calls {_described(passed, call)}")
+            await _check(durable, number, f"now calls {_described(passed, call)}", call)
             unopened.opened(number)
     check_waits(durable, call)
 
@@ -62,6 +63,22 @@ def check_waits(durable: Durable, call: Call | None = None) -> None:
     for key, passed in durable.history.replay.unopened.suspects.items():
         if isinstance(key, str):
             raise _is_under_way(durable, key, f"now calls {_described(passed, call)}", call)
+
+
+async def check_interrupted(durable: Durable, call: Call) -> None:
+    """The handler makes this `call` while it handles an exception. If that is one of plain code's, and the attempts before had
+    gone on to a block or a wait to which this one has not come, the call is refused (interrupted.py), as it is before a line.
+    Raises `Interrupted`."""
+    unopened = durable.history.replay.unopened
+    if not durable.history.replay.over or _is_cancelled(durable):
+        return
+    if plain_failure(durable, {trio.lowlevel.current_task(): call}) is None:
+        return
+    for number in unopened.numbers():
+        await _check(durable, number, f"now calls {call}", call)
+    if not _may_leave_out_waits(durable):
+        for key in unopened.waits.left_out():
+            raise _is_under_way(durable, key, f"now calls {call}", call)
 
 
 async def check_end(durable: Durable, now: str = "has returned") -> None:
@@ -168,7 +185,7 @@ def _spelled(moment: float) -> str:
         return f"{moment:.0f} s after 1970"
 
 
-async def _check(durable: Durable, number: int, now: str) -> None:
+async def _check(durable: Durable, number: int, now: str, call: Call | None = None) -> None:
     claim, trees = durable.running.claim, durable.parts.trees
     fence = Fence(claim.id, claim.attempt, claim.session)
     members: list[Member] = await answered(lambda: trees.members(fence, number))
@@ -176,13 +193,13 @@ async def _check(durable: Durable, number: int, now: str) -> None:
     if left:
         resumed = durable.history.replay.resumed
         key = number - (0 if resumed is None else resumed.first_block)
-        raise durable.fail(
-            ReplayMismatch(
-                f"job {claim.id}, block {key}:block is open since an earlier attempt ({_named(left)}), but the handler {now}. "
-                "The code changed under a running job: branch on job.version, or run it again from the beginning: "
-                f"pulse-trio jobs retry {claim.id} --afresh"
-            )
+        name = f"{key}:block is" if key <= KEYED else "with a key is"
+        mismatch = ReplayMismatch(
+            f"job {claim.id}, block {name} open since an earlier attempt ({_named(left)}), but the handler {now}. "
+            "The code changed under a running job: branch on job.version, or run it again from the beginning: "
+            f"pulse-trio jobs retry {claim.id} --afresh"
         )
+        raise misfit(durable, mismatch, {} if call is None else {trio.lowlevel.current_task(): call})
 
 
 def _is_over(durable: Durable, member: Member) -> bool:

@@ -177,8 +177,9 @@ class Delivering:
         if not self._durable.quiet.has_others():
             return False
         try:
-            await self._what_has_struck_is_said()
+            # At once: else scopes would strike one after the other meanwhile, and some after the line has its number.
             self._hold()
+            await self._what_has_struck_is_said()
         except BaseException:
             self.has_written(task)
             raise
@@ -206,8 +207,8 @@ class Delivering:
             return
         self._failing[task] = trio.Event()
         try:
-            await self._what_has_struck_is_said()
             self._hold()
+            await self._what_has_struck_is_said()
             with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline):
                 while self._coming or next(iter(self._failing)) is not task:
                     self._failing[task] = first = trio.Event()

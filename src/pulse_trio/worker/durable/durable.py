@@ -8,7 +8,7 @@ goes on.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -22,7 +22,7 @@ from .cancelling import Cancelling
 from .changed import check_blocks
 from .failures import Failures, mark
 from .history import History
-from .interrupted import misfit
+from .interrupted import explained, misfit
 from .keys import Keys
 from .left_behind import await_left_behind
 from .opening_scopes import OpenScope
@@ -54,8 +54,6 @@ The call that began last looks at once: behind a limiter each line of the histor
 RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 RETURNED.scopes = ()
-
-Failed = TypeVar("Failed", bound=Exception)
 
 
 class Durable:
@@ -230,7 +228,7 @@ class Durable:
         async with self.quiet.delivering.writing() as has_others:
             try:
                 if has_others:
-                    self.quiet.note()
+                    self.quiet.note(call)
                 line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
             except Exception as error:
                 self.fail(error)
@@ -358,9 +356,10 @@ class Durable:
             block.goes_on_live()
         self.cancelling.goes_on_live()
 
-    def fail(self, error: Failed) -> Failed:
+    def fail(self, error: Exception) -> Exception:
         """The history does not fit the code, or what was done is no line of it, so that no later attempt would come past it: no
         call of this attempt does anything more, and no line is written. Returns the error, for who raises it."""
+        error = explained(self, error)
         if self.fatal is None:
             self.fatal = error
         for call in self.standing.values():

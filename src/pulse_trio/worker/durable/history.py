@@ -204,16 +204,19 @@ class History:
         """Whether lines are being written because of which the handler has taken a branch."""
         return any(waiter.decided for waiter in self._waiters)
 
-    async def written(self, *, decided: bool = False) -> None:
+    async def written(self, *, decided: bool = False, may_be_cut: bool = False) -> None:
         """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
-        too, as long as the lease is proven."""
+        too, as long as the lease is proven; not if it `may_be_cut`, because a call only begins with them."""
         if self._written >= self.room.next - 1:
             await trio.lowlevel.checkpoint()
             return
         waiter = _Waiter(self.room.next - 1, decided=decided)
         self._waiters.append(waiter)
         try:
-            await while_proven(self.running, waiter.event)
+            if may_be_cut:
+                await waiter.event.wait()
+            else:
+                await while_proven(self.running, waiter.event)
         finally:
             # The next one goes on when this one has: all attempts see lines in their order.
             self._waiters.remove(waiter)

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...describing import headline_of, leaves_of
-from ...errors import ChildFailed
+from ...describing import headline_of, leaves_of, storable
+from ...errors import ChildFailed, ReplayMismatch
+from ...lines import Kind
 from ...trio_internals import failures_in, opened_by
 from .failures import reasons_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ...errors import ReplayMismatch
     from .calls import Call
     from .durable import Durable
 
+_TEXT = 200
+"""Characters of its headline that are remembered."""
 _OURS = f"{__name__.partition('.')[0]}."
+
+
+UNDONE = "0:undone"
+"""The key of the moment that says, with its name, of which failure of plain code durable calls were made live."""
 
 
 class Interrupted(Exception):
@@ -51,6 +57,35 @@ def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) ->
     for task in calls:
         found += _failures_around(durable, task)
     return next((error for error in found if isinstance(error, Exception) and _is_plain(error)), None)
+
+
+def note_plain_failure(durable: Durable, call: Call) -> None:
+    """A call begins. Remembers of which failure of plain code it is made, before its own line."""
+    history = durable.history
+    if not history.replay.over or UNDONE in history.replay.moments:
+        return
+    if (error := plain_failure(durable, {trio.lowlevel.current_task(): call})) is not None:
+        history.replay.moments[UNDONE] = 0.0
+        history.hold(Kind.MOMENT, UNDONE, storable(headline_of(error))[:_TEXT], "0.0")
+
+
+def explained(durable: Durable, error: Exception) -> Exception:
+    """A mismatch, with what an attempt before has made calls because of, if it has: that has not come again."""
+    resumed = durable.history.replay.resumed
+    if not isinstance(error, ReplayMismatch):
+        return error
+    told = (
+        [] if resumed is None else [line for line in resumed.lines if line.key == UNDONE and line.kind is Kind.MOMENT]
+    )
+    if not told:
+        return error
+    job_id = durable.running.claim.id
+    return ReplayMismatch(
+        f"{str(error).partition('. ')[0]}. An attempt before failed of plain code ({told[-1].name}) and made durable calls "
+        "because of it, a refund say. This attempt has not failed there, so it calls something else. If all is undone, run it "
+        f"again from the beginning: pulse-trio jobs retry {job_id} --afresh. Put what may fail into a step, or raise Discard "
+        "when it is undone: then the job ends with its own error"
+    )
 
 
 def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Iterator[BaseException]:

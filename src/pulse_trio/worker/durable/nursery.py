@@ -289,11 +289,19 @@ class Opened:
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
             job_id = self._durable.running.claim.id
+            if failed:
+                why = (
+                    f"of children {failed} in an earlier attempt; they have ended otherwise since, by a retry at that very "
+                    "moment or by a person's hand. Run it"
+                )
+            else:
+                why = (
+                    "in an earlier attempt, of plain code in its body, and the handler has made durable calls because of it, a "
+                    "refund say; now the body has not failed. Put what may fail into a step. If all is undone, run it"
+                )
             raise self._durable.fail(
                 ReplayMismatch(
-                    f"job {job_id}: its block failed of children {failed} in an earlier attempt; they have ended otherwise "
-                    "since, by a retry at that very moment or by a person's hand. Run it again from the beginning: "
-                    f"pulse-trio jobs retry {job_id} --afresh"
+                    f"job {job_id}: its block failed {why} again from the beginning: pulse-trio jobs retry {job_id} --afresh"
                 )
             )
         raise self._failed(line, failures, error)

@@ -81,24 +81,38 @@ class Quiet:
 
     # Live
 
-    def note(self) -> None:
-        """The current task, which has others beside it, is about to add a line. It gets what that says when it is quiet."""
-        if self._said is None and self._durable.history.replay.over:
+    def note(self, call: Call) -> None:
+        """The current task, which has others beside it, is about to add a line of this call, or to wait for it. It gets what
+        that says when it is quiet.
+
+        After which line the call has begun is written before its own line. When that is handed out it is too late: the
+        attempt may be lost before the next line, and one of a later attempt come to the call too late, because what another
+        line brings has cut its task short."""
+        history = self._durable.history
+        if not history.replay.over:
+            return
+        if self._said is None:
             # What is said when it is handed out may be lost with the attempt.
             busy = self.busy(trio.lowlevel.current_task())
             self._said = _UNKNOWN if busy is None else 1.0 + len(busy)
-            self._durable.history.moment(QUIET, self._said, anew=True)
+            history.moment(QUIET, self._said, anew=True)
             # It says nothing of the lines before, which may still have to be handed out.
-            self._place = self._durable.history.latest
+            self._place = history.latest
+        # Where some are busy it is not known how many will be as the lines are handed out that are being written now.
+        self._tell(call, since=self._busy_at if self._said == 1.0 else history.latest)
+        history.let_go()
+
+    def _tell(self, call: Call, *, since: int) -> None:
+        if (after := self.begun.tells(call.key, since=since)) is not None:
+            self._durable.history.hold(Kind.MOMENT, BEGUN, f"={call.key}", repr(float(after)))
 
     async def delivered(self, call: Call, number: int) -> None:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
-        after = self.begun.after(call.key)
         if self.has_others():
             busy = await self.delivering.turn()
-            if after < self._busy_at:
-                self._durable.history.hold(Kind.MOMENT, BEGUN, str(number), repr(float(after)))
+            self._tell(call, since=self._busy_at)
             self._says(busy, number)
+        self.begun.ends(call.key)
         self._durable.history.replay.came(number)
 
     def note_held(self) -> None:

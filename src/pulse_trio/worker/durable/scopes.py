@@ -224,7 +224,8 @@ class Scope(NoScopeOfTrios):
 
     def waits(self) -> None:
         """Its deadline does not strike until it `goes_on_live` again: results wait for their turn, which were there before."""
-        self.inner.deadline = math.inf
+        if not self.inner.cancel_called:
+            self.inner.deadline = math.inf
 
     def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short is one of them.

@@ -99,6 +99,8 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     try:
         # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
         with trio.CancelScope() as decided:
+            if durable.quiet.has_others():
+                durable.quiet.note(call)
             # No other line of this job is written until it is known whether this one is.
             async with (
                 AsyncExitStack() as held,

@@ -150,6 +150,10 @@ class Unopened:
             if after < block - self._first <= upto:
                 self._skipped.add(block)
 
+    def numbers(self) -> list[int]:
+        """Theirs."""
+        return sorted(self._around)
+
     def left_out(self) -> list[int]:
         """The main task begins no more calls. Returns those of its blocks that it should have opened, it seems."""
         return [block for block in self._numbered() if block not in self._skipped]

@@ -49,9 +49,10 @@ async def sleep_until(durable: Durable, moment: datetime, key: str | None) -> No
 
 
 async def _sleep(durable: Durable, call: Call, until: float) -> None:
-    await durable.history.written()
     call.until = until
     with durable.awaiting(call):
+        # A deadline that strikes meanwhile cuts the call short at once: a result that comes after it is not to be first.
+        await durable.history.written(may_be_cut=True)
         await durable.suspension.wait(call, trio.Event(), durable.on_our_clock(until))
     await durable.record(call, Kind.SLEPT)
 
@@ -83,14 +84,16 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
 
 async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
     until = None if limit is None else durable.moment(call.key, limit)
-    await durable.history.written()
     call.events, call.until = (call.name,), until
     receiver, job_id = durable.parts.receiver, durable.running.claim.id
     with durable.awaiting(call):
+        await durable.history.written(may_be_cut=True)  # as in `_sleep`
         while True:
             news = receiver.news_of(job_id)
             try:
-                async with durable.quiet.delivering.writing():
+                async with durable.quiet.delivering.writing() as has_others:
+                    if has_others:
+                        durable.quiet.note(call)
                     line = await _receive(durable, call)
                 now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
                 if line is not None:
