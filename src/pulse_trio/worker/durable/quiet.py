@@ -202,6 +202,10 @@ class Quiet:
             self._said, self._given_up = self._changes[-1][1], False
         self.begun = Begun(lines)
 
+    def is_missing(self, line: Line) -> bool:
+        """Whether a call had begun when this line, the next one, was handed out, and has not now."""
+        return self.begun.is_missing(line.line, self._durable.history.replay.has_begun)
+
     def holds_up(self) -> bool:
         """Whether what comes next in the history has to wait: it was quiet, and is not. Sees to it that it goes on then."""
         if self._given_up:
@@ -214,9 +218,7 @@ class Quiet:
             return False
         busy = self.busy()
         # Where none is busy no call is to come.
-        if (busy is not None and len(busy) <= allowed) and (
-            not busy or line is None or not self.begun.is_missing(place, durable.history.replay.has_begun)
-        ):
+        if (busy is not None and len(busy) <= allowed) and (not busy or line is None or not self.is_missing(line)):
             self._given_up = line is None
             return False
         if self._since[0] != place:

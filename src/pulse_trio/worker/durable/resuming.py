@@ -135,7 +135,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     begin anew instead: tasks would be cut short that had ended by then.
     """
     replay = durable.history.replay
-    if not _only_wait(durable) or next(waiting_for_another(durable), None) is None:
+    if not _only_wait(durable, stood_still or 0.0) or next(waiting_for_another(durable), None) is None:
         return False
     if (line := replay.comes_before_others()) is not None and cuts_too_early(durable, line):
         if stood_still is None or not stands_long_enough(durable, stood_still):
@@ -161,12 +161,15 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     return False
 
 
-def _only_wait(durable: Durable) -> bool:
+def _only_wait(durable: Durable, stood_still: float) -> bool:
     """Whether every task waits for its line or for another task, but for as many as were busy when the next line was written:
-    what draws a progress bar sleeps between two looks at it, and comes to no call."""
+    what draws a progress bar sleeps between two looks at it, and comes to no call. One of these may still be on its way to a
+    call that had begun by then: that is waited for."""
     line = durable.history.replay.next_line
     allowed = 0.0 if line is None else durable.quiet.allowed(line.line)
     busy = sum(1 for _ in durable.not_standing(_waiting(durable), or_wait=True))
+    if busy and line is not None and stood_still < _LONG and durable.quiet.is_missing(line):
+        return False
     return busy <= (0.0 if allowed == math.inf else allowed)
 
 
