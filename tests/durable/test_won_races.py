@@ -164,3 +164,54 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
     await trees.burst()
     assert trees.job(job_id)["error"] is None
     assert trees.job(job_id)["result"] == "won"
+
+
+async def test_tasks_that_are_cut_short_together_come_out_in_the_order_in_which_they_were_started(trees: Trees) -> None:
+    """However long each takes to close what it has open. A later attempt, which has nothing open, has the same order."""
+    orders: list[list[int]] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def agent(job: Job) -> list[list[int]]:
+        closed = [trio.Event() for _ in range(4)]
+        order = list[int]()
+
+        async def ask(number: int) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    # The last one is the first that has closed its connection.
+                    if number < 3:
+                        await closed[number + 1].wait()
+                    closed[number].set()
+
+        async def loses(number: int) -> None:
+            try:
+                await job.step(ask, number, key=f"ask {number}")
+            finally:
+                with job.cleanup():
+                    order.append(number)
+                    if order == [number]:
+                        await job.step(_same, order, key=f"{number} is first")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(loses, number)
+            await job.step(_same, [])
+            nursery.cancel_scope.cancel()
+        first = await job.step(_same, order)
+        orders.append(order)
+        await job.wait_for_event("go on")
+        return [first, order]
+
+    job_id = trees.enqueue("agent")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert trees.job(job_id)["result"] == [[0, 1, 2, 3]] * 2
+    assert orders == [[0, 1, 2, 3]] * 2
+
+
+async def _same(seen: list[int]) -> list[int]:
+    return seen

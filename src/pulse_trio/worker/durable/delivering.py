@@ -9,6 +9,9 @@ workflow until they are blocked before it gives it the next result, for the same
 What a task does in a plain await has no such end: it is waited for a moment, once, and a task whose step is being cut short a
 little longer. The history says how many such tasks there were (quiet.py).
 
+Tasks whose calls are cut short together come out of these together, in the order in which they were started: one that closes a
+connection first is not behind the others then, as it would not be in a later attempt, which has no connection to close.
+
 While a line is being written, or its result waits for its turn, no remembered scope strikes, no step fails, and the job is not
 cancelled: they come after what was there before them, as their lines do in the history.
 """
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...trio_internals import innermost_scope, is_cancelled, is_cancelled_in, scopes_around, tasks_from
+from .beginning import REFUSED
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
@@ -57,7 +61,18 @@ class Writing:
 class Delivering:
     """Of one attempt."""
 
-    __slots__ = ("_behind", "_coming", "_durable", "_entered", "_failing", "_gate", "_passed_over", "_queue", "holds")
+    __slots__ = (
+        "_behind",
+        "_closed",
+        "_coming",
+        "_durable",
+        "_entered",
+        "_failing",
+        "_gate",
+        "_passed_over",
+        "_queue",
+        "holds",
+    )
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -79,6 +94,9 @@ class Delivering:
         self._entered: dict[trio.lowlevel.Task, object] = {}
         """In which scope each task has come to the durable call that it stands in."""
 
+        self._closed: trio.Event | None = None
+        """Set when the last one has left its call of those that are being cut short, if others wait for that."""
+
     def enters(self, task: trio.lowlevel.Task) -> None:
         """The task comes to a durable call."""
         self._passed_over.pop(task, None)
@@ -88,6 +106,9 @@ class Delivering:
         """It has left it."""
         self._passed_over.pop(task, None)
         del self._entered[task]
+        if self._closed is not None and not self._closes_others():
+            self._closed.set()
+            self._closed = None
 
     def has(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task waits for its turn, or for its line."""
@@ -101,6 +122,27 @@ class Delivering:
     def is_cut(self, task: trio.lowlevel.Task) -> bool:
         """Whether the call that a task stands in is being cut short: it may still end something in a shield of its own."""
         return is_cancelled_in(self._entered.get(task))
+
+    async def comes_out(self) -> None:
+        """A call of the current task was cut short. Returns when those of the others that are being cut short have ended, too,
+        in one pass for all of these tasks; after a second in any case."""
+        durable = self._durable
+        if not durable.quiet.has_others() or durable.running.cancel_reason in REFUSED:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSING):
+            if self._closes_others():
+                if self._closed is None:
+                    self._closed = trio.Event()
+                await self._closed.wait()
+            else:
+                # Those that wait go on in the next pass.
+                await trio.lowlevel.checkpoint()
+
+    def _closes_others(self) -> bool:
+        """Whether a task stands in a call that is being cut short, and has no result. Not in a block, whose children may end
+        elsewhere."""
+        standing = self._durable.standing.items()
+        return any(call.kind != "block" and self.is_cut(task) and not self.has(task) for task, call in standing)
 
     async def turn(self) -> int | None:
         """Returns when the current task may go on with its result, which is written: a cancellation waits, as long as the lease

@@ -62,7 +62,6 @@ class Durable:
     def __init__(self, running: RunningJob, declared: Durability, parts: DurableParts) -> None:
         self.running = running
         self.parts = parts
-        self.keys = Keys(running)
         self.history = History(running, parts.writer, declared.version)
         self.failures = Failures(self.history)
         self.standing: dict[trio.lowlevel.Task, Call] = {}
@@ -74,6 +73,7 @@ class Durable:
         self.cancelling = Cancelling(self)
         self.suspension = Suspension(self, declared.suspend_after)
         self.quiet = Quiet(self)
+        self.keys = Keys(running, self.quiet.delivering)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..jobs.running_job import RunningJob
     from .calls import CallKind
+    from .delivering import Delivering
     from .replay import Replay
 
 R = TypeVar("R")
@@ -56,10 +57,11 @@ class _Made(NamedTuple):
 class Keys:
     """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used", "beyond", "replay")
+    __slots__ = ("_count", "_delivering", "_main", "_running", "_unawaited", "_used", "beyond", "replay")
 
-    def __init__(self, running: RunningJob) -> None:
+    def __init__(self, running: RunningJob, delivering: Delivering) -> None:
         self._running = running
+        self._delivering = delivering
         self._main = running.task
         """The task that runs the handler."""
         self._count = 0
@@ -79,7 +81,11 @@ class Keys:
         async def awaited() -> R:
             del self._unawaited[made]
             self._running.run.check(what)
-            return await call(*given)
+            try:
+                return await call(*given)
+            except trio.Cancelled:
+                await self._delivering.comes_out()  # noqa: ASYNC102, ASYNC120 -- it shields itself, and the cancellation says more
+                raise
 
         call_made, frame = awaited(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- inspect.stack reads files
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pulse_trio."):
