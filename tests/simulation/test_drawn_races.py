@@ -32,6 +32,8 @@ SIDE_BY_SIDE = 6
 async def test_drawn_races_have_the_same_winners_in_each_attempt(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if DRAWN:
         monkeypatch.setattr(attempts, "keep_order", lambda: None)
+        # An earlier test may have kept the one that it had.
+        monkeypatch.setattr(trio._core._run, "_r", Random())
     seeds = iter([*SEEDS] * PLAYS)
     failed: dict[int, list[str]] = {}
 
