@@ -1,7 +1,7 @@
 """The keys of a handler's durable calls: what each is called in the history, the same in every attempt.
 
-The calls of the handler's main task are numbered. Trio runs several tasks in a random order, so the calls of all others need a
-key from their code.
+The calls of the handler's main task are numbered. Which of several tasks comes first may differ from attempt to attempt, so
+the calls of all others need a key from their code.
 """
 
 from __future__ import annotations

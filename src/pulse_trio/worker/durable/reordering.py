@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 BEGUN_ANEW = "0:anew"
 """The key of the moment that says which attempt began anew last, and how many in a row."""
 MOST = 99
-"""So many attempts in a row begin anew: what several nurseries did, one after the other, all comes again in one of so many.
-Under pytest-trio Trio draws from all orders, not from two."""
+"""So many attempts in a row begin anew: where Trio draws the order, what several nurseries did, one after the other, all comes
+again in one of so many."""
 MOST_CALLS = 5
 """And so many where a step has failed, which each of them calls again: there may be no order in which the others come first."""
 _IN_A_ROW = 1000
