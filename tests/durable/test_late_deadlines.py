@@ -204,7 +204,7 @@ async def test_a_deadline_that_strikes_as_its_wait_is_being_written_comes_before
     trees: Trees, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     """The wait is cut short at once. It went on until its moment was written, and the result had its line first."""
-    struck, strikes = trio.Event(), Scope._strikes  # pyright: ignore[reportPrivateUsage]
+    struck, strikes = trio.Event(), Scope._strikes  # pyright: ignore[reportPrivateUsage] -- no event tells that
 
     def strike(scope: Scope) -> None:
         strikes(scope)

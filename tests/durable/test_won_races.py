@@ -8,6 +8,7 @@ import trio
 
 from pulse_trio import Job, SyncClient
 from pulse_trio.durable_calls import DurableScope
+from support.turns import PlainAwait
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -123,6 +124,7 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
 ) -> None:
     """The loser's step had its line, and its plain code is slower in the next attempt: the winner cut it short before it came
     to the step, and the job was dead."""
+    plain, asks = PlainAwait(), trio.Event()
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
@@ -140,11 +142,15 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
 
         async def fast(nursery: trio.Nursery) -> None:
             await job.step(warm_up, key="warm up")  # the other one is busy
-            await job.step(answer, key="answer")  # and stands in its step
+            if job.attempt == 1:
+                plain.end()
+            else:
+                asks.set()
+            await job.step(answer, key="answer")  # and stood in its step
             nursery.cancel_scope.cancel()
 
         async def slow() -> None:
-            await trio.sleep(0.3 * job.attempt)  # something plain
+            await plain.wait()
             await job.step(charge, key="charge")
 
         async with trio.open_nursery() as race:
@@ -154,14 +160,22 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
             await trees.lose(job.id)
         return "won"
 
+    async def is_slower() -> None:
+        await asks.wait()
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        plain.end()
+
     job_id = trees.enqueue("order")
-    await trees.burst()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(is_slower)
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
     keys = [
         row["key"]
         for row in trees.window.run("SELECT key FROM history WHERE job_id = %s AND kind = 1 ORDER BY line", job_id)
     ]
     assert keys == ["warm up", "answer", "charge"]
-    await trees.burst()
     assert trees.job(job_id)["error"] is None
     assert trees.job(job_id)["result"] == "won"
 

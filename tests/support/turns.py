@@ -33,3 +33,26 @@ async def closing(cut: trio.Event, until: trio.Event) -> None:
         cut.set()
         with trio.CancelScope(shield=True):
             await until.wait()
+
+
+class PlainAwait:
+    """Something plain that a task awaits: none of the means by which Trio's tasks wait for each other, so the task is busy."""
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    async def wait(self) -> None:
+        """Until `end`."""
+        self._task = trio.lowlevel.current_task()
+
+        def cut(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(cut)
+
+    def end(self) -> None:
+        """The task goes on, if it waits."""
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)

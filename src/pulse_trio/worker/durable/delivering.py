@@ -218,13 +218,15 @@ class Delivering:
         self._coming.add(task)
         if not self._durable.quiet.has_others():
             return False
+        begun = False
         try:
             # At once: else scopes would strike one after the other meanwhile, and some after the line has its number.
             self._hold()
             await self._what_has_struck_is_said()
-        except BaseException:
-            self.has_written(task)
-            raise
+            begun = True
+        finally:
+            if not begun:
+                self.has_written(task)
         return True
 
     def has_written(self, task: trio.lowlevel.Task) -> None:

@@ -151,7 +151,7 @@ class Unopened:
                 self._skipped.add(block)
 
     def numbers(self) -> list[int]:
-        """Theirs."""
+        """The numbers of all of them, the numbered ones first."""
         return sorted(self._around)
 
     def left_out(self) -> list[int]:
