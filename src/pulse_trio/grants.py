@@ -127,6 +127,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "note_spans",
         "write_lines",
         "resume",
+        "begin_afresh",
         "start_children",
         "is_suspended",
         "recheck_jobs",

@@ -151,11 +151,12 @@ class Snooze(Exception):
 
 
 class RetryAfter(Exception):
-    """Raised by a handler: this attempt failed; try again after `seconds` (or a `timedelta`) instead of the backoff."""
+    """Raised by a handler: this attempt failed; try again after `seconds` (or a `timedelta`) instead of the backoff. `afresh`:
+    a durable handler has undone what it did, so the next attempt forgets its history and does every step again."""
 
-    def __init__(self, seconds: float | timedelta) -> None:
+    def __init__(self, seconds: float | timedelta, *, afresh: bool = False) -> None:
         super().__init__(seconds)
-        self.seconds = delay_of(seconds)
+        self.seconds, self.afresh = delay_of(seconds), afresh
 
 
 def delay_of(given: object) -> float:

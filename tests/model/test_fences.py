@@ -544,6 +544,21 @@ async def resumed_by_another_session(s: Scene) -> bool:
     return await reads_on(s, s.as_a(await s.running(s.b)))
 
 
+async def forgets(s: Scene, claim: Claim) -> bool:
+    s.w.run("INSERT INTO history (job_id, line, kind, key, attempt) VALUES (%s, 1, 10, '0:afresh', 9)", claim.id)
+    return await s.a.histories.begin_afresh(claim)
+
+
+async def forgotten_by_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await forgets(s, stale)
+
+
+async def forgotten_by_another_session(s: Scene) -> bool:
+    return await forgets(s, s.as_a(await s.running(s.b)))
+
+
 # What an attempt does with its children
 
 
@@ -794,6 +809,8 @@ TORN = [
     Torn("write_lines()", r"j\.locked_by = r\.session", line_of_another_session),
     Torn("resume()", r"j\.attempt = of_attempt", resumed_by_an_earlier_attempt),
     Torn("resume()", r"j\.locked_by = of_session", resumed_by_another_session),
+    Torn("begin_afresh()", r"j\.attempt = of_attempt", forgotten_by_an_earlier_attempt),
+    Torn("begin_afresh()", r"j\.locked_by = of_session", forgotten_by_another_session),
     Torn("start_children()", r"j\.attempt = \$2", children_of_an_earlier_attempt),
     Torn("start_children()", r"j\.locked_by = \$3", children_of_another_session),
     Torn("start_children()", r"NOT j\.cancelling", children_of_a_job_that_is_being_cancelled),

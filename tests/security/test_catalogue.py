@@ -175,6 +175,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function tree_of": called_by("operator"),
     "function tree_places": called_by("operator"),
     "function begin_anew": {},
+    "function begin_afresh": called_by("worker"),
+    "function begins_afresh": {},
     "function block_is_over": {},
     "function make_room_for_blocks": {},
     "function prune_next_events": {},

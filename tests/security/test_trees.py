@@ -72,6 +72,7 @@ async def test_no_role_changes_or_removes_a_line_an_event_or_a_place_in_a_tree(l
                             with pytest.raises(InsufficientPrivilege):
                                 thief.run(query)
                     for query in ("SELECT prune_trees('1 s')", "SELECT prune_events()", "SELECT begin_anew(ARRAY[1])",
+                                  "SELECT begins_afresh(1)",
                                   "SELECT FROM make_durable(1)", "SELECT look_at(1)", "SELECT cancel_children(1, 'parent')",
                                   "SELECT value FROM history", "SELECT payload FROM event"):  # fmt: skip
                         with pytest.raises((InsufficientPrivilege, psycopg.errors.UndefinedFunction)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pulse_trio import Handlers, SyncClient, Worker
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
+from pulse_trio.worker.durable.afresh import AFRESH
 from pulse_trio.worker.durable.begun import BEGUN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from pulse_trio.worker.durable.interrupted import UNDONE
@@ -71,7 +72,7 @@ class Trees:
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
             " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)",
             job_id,
-            [QUIET, BEGUN, UNDONE],
+            [AFRESH, QUIET, BEGUN, UNDONE],
         )
         self.again()
 
@@ -86,6 +87,6 @@ class Trees:
         found = self.window.run(
             "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
             job_id,
-            [BEGUN, COMPENSATED, FAILED, QUIET, UNDONE],
+            [AFRESH, BEGUN, COMPENSATED, FAILED, QUIET, UNDONE],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

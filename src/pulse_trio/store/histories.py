@@ -89,6 +89,17 @@ class Histories:
             lines=[Line(line, Kind(kind), key, name, value, event) for line, kind, key, name, value, event in lines],
         )
 
+    async def begin_afresh(self, claim: Claim) -> bool:
+        """Forgets what the attempts before have done, if the last one has said that it has undone that. Returns whether it had.
+        Raises `DatabaseUnavailable`: ask again."""
+        async with self._link.using() as connection:
+            cursor = await connection.execute(
+                statement("begin_afresh", self._schema),
+                {"id": claim.id, "attempt": claim.attempt, "session": claim.session},
+            )
+            [(begun,)] = await cursor.fetchall()
+        return bool(begun)
+
 
 def parameters(some: Sequence[Lines]) -> dict[str, str]:
     """The parameters of write_lines.sql."""

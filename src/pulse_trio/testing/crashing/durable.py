@@ -56,7 +56,10 @@ class _Store(Passed):
 
 class _Histories(Passed):
     async def write_lines(self, lines: Sequence[Lines]) -> Any:
-        what = ", ".join(dict.fromkeys(_named(line) for some in lines for line in some.lines))
+        all_of_them = [line for some in lines for line in some.lines]
+        # Marks are written with the line that they belong to.
+        told = [line for line in all_of_them if not _is_mark(line)] or all_of_them
+        what = ", ".join(dict.fromkeys(map(_named, told)))
         await self._point(f"before {what} was written")
         written = await self._part.write_lines(lines)
         await self._point(f"after {what} was written")
@@ -85,10 +88,16 @@ class _Waits(Passed):
         return found
 
 
+def _is_mark(line: Line) -> bool:
+    return line.kind is Kind.MOMENT and line.key.startswith("0:")
+
+
 def _named(line: Line) -> str:
     match line.kind:
         case Kind.STEP | Kind.STEP_FAILED:
             return f"the line of step {line.name}"
+        case Kind.MOMENT if _is_mark(line):
+            return "a mark of its history"
         case Kind.MOMENT:
             return "the moment until which it waits"
         case Kind.CANCELLED:

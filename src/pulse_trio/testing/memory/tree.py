@@ -185,6 +185,10 @@ class MemoryTree:
             blocks=sorted({block for block, _ in self.children}),
         )  # fmt: skip
 
+    async def begin_afresh(self, _: Claim) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False  # the run ends with the attempt that asks for it
+
     async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
         await trio.lowlevel.checkpoint()
         found: dict[tuple[int, int], Received] = {}

@@ -14,6 +14,7 @@ from ...handlers import UnfitArguments
 from ...jobs import Job
 from ...trio_internals import keep_order
 from ..jobs.job_states import CleansUpNext
+from .afresh import remember
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
@@ -53,6 +54,8 @@ class TransactionStore(Protocol):
 
 class ResumeStore(Protocol):
     async def resume(self, claim: Claim) -> Resumed | None: ...
+
+    async def begin_afresh(self, claim: Claim) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         if durable.fatal is None and reason not in REFUSED:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:
             cause = error if durable.fatal is None else ends_with(durable.fatal)

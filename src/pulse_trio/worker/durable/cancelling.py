@@ -204,6 +204,10 @@ class Cancelling:
         """A task of the job's own nursery ends with an exception."""
         self._failed = self._failed or not _is_a_cancellation(error)
 
+    @property
+    def a_task_failed(self) -> bool:
+        return self._failed
+
     def step_ends(self, *, failed: bool) -> None:
         """A step of this attempt has ended."""
         if self._durable.running.cancel_reason is not None:

@@ -12,7 +12,8 @@ of it before: the next one does it again. `needed`: without it that one did not 
 failure again, and so does every later one. The line which says that the body of a block was cut short for a child's failure is
 marked `forgotten` and `needed` as that is.
 
-`discard`, `retry-after`, `snooze`: the step has raised what says something of its job, and so it does again in later attempts.
+`discard`, `retry-after`, `retry-afresh`, `snooze`: the step has raised what says something of its job, and so it does again
+in later attempts.
 Workers before 0102 raise `StepFailed` there.
 """
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from .history import History
 
-OfJob = Literal["discard", "retry-after", "snooze"]
+OfJob = Literal["discard", "retry-after", "retry-afresh", "snooze"]
 Mark = Literal["open", "taken", "forgotten", "needed"]
 
 

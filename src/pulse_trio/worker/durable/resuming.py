@@ -11,6 +11,7 @@ from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
+from .afresh import is_to_begin
 from .interrupted import misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
@@ -41,6 +42,8 @@ async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
     while True:
         try:
             found = await parts.store.resume(running.claim)
+            if found is not None and is_to_begin(found) and await parts.store.begin_afresh(running.claim):
+                found = await parts.store.resume(running.claim)
             break
         except DatabaseUnavailable:
             await trio.sleep(pause)

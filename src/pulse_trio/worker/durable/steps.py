@@ -21,6 +21,7 @@ from ...jobs import Discard, Job, RetryAfter, Snooze
 from ...lines import BeyondLimit, Kind, Line, Lines
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
+from .afresh import is_asked_by
 from .beginning import begin
 from .failures import mark
 from .reordering import begin_anew_if_lines_are_left
@@ -202,7 +203,9 @@ def _of_job(leaves: Sequence[BaseException]) -> tuple[OfJob, float] | None:
     if issubclass(type(first), Discard):
         return "discard", 0.0
     waits = cast("Snooze | RetryAfter", first)
-    return "snooze" if issubclass(type(waits), Snooze) else "retry-after", waits.seconds
+    if issubclass(type(waits), Snooze):
+        return "snooze", waits.seconds
+    return "retry-afresh" if is_asked_by(first) else "retry-after", waits.seconds
 
 
 def _failed_again(durable: Durable, line: Line) -> Exception:
@@ -214,6 +217,8 @@ def _failed_again(durable: Durable, line: Line) -> Exception:
         return Snooze(seconds)
     if (seconds := moments.get(mark(line.line, "retry-after"))) is not None:
         return RetryAfter(seconds)
+    if (seconds := moments.get(mark(line.line, "retry-afresh"))) is not None:
+        return RetryAfter(seconds, afresh=True)
     return StepFailed(said, step=line.name)
 
 

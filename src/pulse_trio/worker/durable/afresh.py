@@ -1,0 +1,65 @@
+"""A handler that has undone what it did, and says so: `raise RetryAfter(60, afresh=True)`. The next attempt forgets the history
+first, and begins from the beginning.
+
+Nobody else can say it. A refund in an `except` looks like a message to the customer there, after which the charge stands.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from ...describing import ask, leaves_of, raised_by_ctrl_c
+from ...jobs import RetryAfter
+from ...lines import BeyondLimit
+
+if TYPE_CHECKING:
+    from ...lines import Resumed
+    from .durable import Durable
+
+AFRESH = "0:afresh"
+"""The key of the moment that says it. See migrations/0109_begin_afresh.sql."""
+
+
+def is_asked_by(error: BaseException) -> bool:
+    """Whether an exception says so. Groups count as `RetryAfter` when every leaf is one."""
+    leaves = leaves_of(error)
+    return all(issubclass(type(leaf), RetryAfter) for leaf in leaves) and any(map(_says_so, leaves))
+
+
+def _says_so(error: BaseException) -> bool:
+    try:
+        return ask(lambda: cast("Any", error).afresh is True)
+    except BaseException as broken:  # noqa: ASYNC103 -- an attribute of the user's: it waits for nothing
+        if raised_by_ctrl_c(broken):
+            raise
+        return False  # noqa: ASYNC104 -- as above
+
+
+async def remember(durable: Durable, error: BaseException) -> None:
+    """The handler ends with `error`. Remembers that the next attempt begins from the beginning, if that says so: not of a job
+    that is being cancelled, and not before the replay has come to all that was done, which the handler cannot have undone."""
+    running, history = durable.running, durable.history
+    if not is_asked_by(error) or running.cancel_reason not in (None, "timeout") or durable.cancelling.is_held_back:
+        return
+    if durable.fatal is not None or not history.replay.over or not history.replay.unopened.is_empty:
+        return
+    # Tasks in `job.nursery` may still clean up. One that fails has not undone its part.
+    if running.scope_nursery is not None:
+        running.scope_nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await running.children_ended()
+        if durable.cancelling.a_task_failed or not history.has_lines:
+            return
+        history.room.cleans_up = True
+        # The lease may be lost: then the next attempt replays.
+        with suppress(RuntimeError, BeyondLimit):
+            history.moment(AFRESH, 0.0, anew=True)
+            await history.written()
+
+
+def is_to_begin(found: Resumed) -> bool:
+    """Whether an attempt before may have left word of it: the database knows."""
+    return any(line.key == AFRESH for line in found.lines)
