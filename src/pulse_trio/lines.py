@@ -82,8 +82,8 @@ class Lines(msgspec.Struct, frozen=True, gc=False):
 class Resumed(msgspec.Struct, frozen=True):
     """What a later attempt begins with. `last`: the number after which new lines come. `known`: an attempt before made a
     durable call. `forgotten`: the failures of blocks (as the values of their lines) that attempts before failed of. `blocks`:
-    the numbers of those that have children. `cancelling`: the job is being cancelled, with `cause` (None: by a person) and a
-    message."""
+    the numbers of those that have children. `events`: the names of those that the attempt before was suspended for.
+    `cancelling`: the job is being cancelled, with `cause` (None: by a person) and a message."""
 
     version: int = 1
     last: int = 0
@@ -94,4 +94,5 @@ class Resumed(msgspec.Struct, frozen=True):
     forgotten: Any = None
     known: bool = True
     blocks: Sequence[int] = ()
+    events: Sequence[str] = ()
     lines: Sequence[Line] = ()

@@ -4,6 +4,7 @@ and the next one replays again."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -355,6 +356,89 @@ async def test_plain_code_that_fails_before_a_block_that_is_open_undoes_nothing(
     assert (found["state"], found["result"], ledger) == ("completed", "packed", ["charged"])
     second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
     assert outcomes(trees, job_id) == ["suspended", second, "completed"]
+
+
+@pytest.mark.parametrize("kept", ["no key", "key", "timeout"])
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_plain_code_that_fails_before_a_wait_for_an_event_undoes_nothing(
+    trees: Trees, failure: str, kept: str
+) -> None:
+    """Also where nothing but its suspension says that the job waits."""
+    ledger: list[str] = []
+    given: dict[str, Any] = {"no key": {}, "key": {"key": "approval"}, "timeout": {"timeout": timedelta(days=1)}}[kept]
+
+    async def writes(what: str) -> None:
+        ledger.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(writes, "charged")
+        try:
+            if job.attempt in (2, 3):
+                raise FAILURES[failure]
+            return await job.wait_for_event("approved", **given)
+        except BaseException:
+            with job.cleanup():
+                await job.step(writes, "refunded")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "approved", "yes")
+    found = await ended(trees, job_id)
+    assert (found["state"], found["result"], ledger) == ("completed", "yes", ["charged"])
+    then = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    assert outcomes(trees, job_id) == ["suspended", then, then, "completed"]
+
+
+async def test_what_has_failed_before_a_wait_in_its_handling_may_fail_again(trees: Trees) -> None:
+    """The wait is a part of what the handler does because of the failure."""
+    ledger: list[str] = []
+
+    async def writes(what: str) -> None:
+        ledger.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=5)
+    async def order(job: Job) -> str:
+        try:
+            raise OSError("always")
+        except OSError:
+            said = await job.wait_for_event("repaired")
+            await job.step(writes, "refunded")
+        return said
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "repaired", "yes")
+    found = await ended(trees, job_id)
+    assert (found["state"], found["result"], ledger) == ("completed", "yes", ["refunded"])
+
+
+async def test_a_failure_after_the_event_was_received_is_undone(trees: Trees) -> None:
+    ledger: list[str] = []
+
+    async def writes(what: str) -> None:
+        ledger.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(writes, "charged")
+        try:
+            await job.wait_for_event("approved")
+            raise OSError("always")
+        except OSError:
+            await job.step(writes, "refunded")
+            raise Discard("undone") from None
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "approved")
+    found = await ended(trees, job_id)
+    assert (found["state"], ledger, outcomes(trees, job_id)) == (
+        "dead",
+        ["charged", "refunded"],
+        ["suspended", "discarded"],
+    )
 
 
 @pytest.mark.parametrize("where", ["between steps", "in a block"])

@@ -47,7 +47,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         with durable.awaiting(stands):
             await check_blocks(durable, call)
     if call.handles is not None:
-        if not durable.history.replay.unopened.is_empty or durable.history.replay.unopened.waits:
+        if durable.history.replay.unopened.has_more:
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
         note_plain_failure(durable, call)

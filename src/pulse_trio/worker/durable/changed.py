@@ -76,9 +76,14 @@ async def check_interrupted(durable: Durable, call: Call) -> None:
         return
     for number in unopened.numbers():
         await _check(durable, number, f"now calls {call}", call)
-    if not _may_leave_out_waits(durable):
-        for key in unopened.waits.left_out():
-            raise _is_under_way(durable, key, f"now calls {call}", call)
+    if _may_leave_out_waits(durable):
+        return
+    for key in unopened.waits.left_out():
+        raise _is_under_way(durable, key, f"now calls {call}", call)
+    for event in sorted(unopened.waits.events):
+        waits = f"job {durable.running.claim.id} waits for the event {event!r} since an earlier attempt"
+        mismatch = ReplayMismatch(f"{waits}, but the handler now calls {call}")
+        raise misfit(durable, mismatch, {trio.lowlevel.current_task(): call})
 
 
 async def check_end(durable: Durable, now: str = "has returned") -> None:

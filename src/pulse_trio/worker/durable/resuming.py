@@ -64,6 +64,7 @@ async def resume(durable: Durable) -> None:
     replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
+    replay.unopened.waits.events.update(found.events)
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False

@@ -107,6 +107,11 @@ class Unopened:
         return not self._around
 
     @property
+    def has_more(self) -> bool:
+        """Whether the attempts before had come to a block or a wait that this one has not come to."""
+        return bool(self._around or self.waits or self.waits.events)
+
+    @property
     def awaited(self) -> bool:
         """Whether there are some, and they may still be opened."""
         return bool(self._around) and not self._given_up

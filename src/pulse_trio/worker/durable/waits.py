@@ -64,6 +64,7 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_, dec_hook=from_builtins)
     except (TypeError, NameError) as error:
         raise UsageError(f"job.wait_for_event cannot decode a payload as {type_!r}: {error}.") from None
+    durable.history.replay.unopened.waits.events.discard(name)
     call = await begin(durable, "event", name, key, "job.wait_for_event")
     line = await durable.replayed(call)
     if line is None:
