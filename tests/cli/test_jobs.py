@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pulse_trio.cli import timeline
+from pulse_trio.jobs import Progress
 from pulse_trio.lines import Kind
 from pulse_trio.states import State
 from pulse_trio.store.cancelling import CancellationRecord
@@ -223,7 +224,22 @@ async def test_a_cancellation_is_in_the_jobs_timeline(command: Command, dsn: str
         "enqueued", "attempt", "cancel asked", "cancel delivered", "cancelled",
     ]  # fmt: skip
     assert answer["timeline"][1]["host"]
+    # As text: JavaScript and jq round numbers above 2^53.
+    assert answer["timeline"][1]["worker"] == answer["attempts"][0]["worker"] == str(claimed.session)
     assert [c["reason"] for c in answer["cancellations"]] == ["not needed"]
+
+
+async def test_the_last_progress_of_a_completed_job_is_no_longer_shown(command: Command, dsn: str) -> None:
+    """It may be a second old."""
+    with Window(dsn) as window:
+        done, dead = window.enqueue("q"), window.enqueue("q")
+        async with open_store(dsn) as store:
+            claims = await claim(store, "q")
+            await store.write_progress([Progress(claimed, 0.25, "a quarter") for claimed in claims])
+            await store.settle([end(claimed, "completed" if claimed.id == done else "discarded") for claimed in claims])
+    assert "25% a quarter" not in (await command("jobs", "show", str(done))).stdout
+    assert "25% a quarter" in (await command("jobs", "show", str(dead))).stdout
+    assert json.loads((await command("jobs", "show", str(done), "--json")).stdout)["progress"] == 0.25
 
 
 # The picture

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, InvalidTransition, Job, SyncClient
+from pulse_trio.states import State
 from pulse_trio.store import family, history
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ async def test_doctor_names_one_that_no_worker_serves(trees: Trees) -> None:
     assert (stuck.root_id, stuck.settled) == (root, True)
     assert [(each.why, each.first) for each in stuck.waits] == [("unserved queue", child)]
     assert [(job.id, job.state) for job in claims.client.tree(root)] == [(root, "completed"), (child, "available")]
+    assert claims.client.tree(root)[0].state is State.COMPLETED
 
 
 async def test_afresh_forgets_nothing_of_a_member_whose_parent_is_settled(trees: Trees) -> None:

@@ -105,7 +105,8 @@ def in_quarantine(job: Quarantined) -> str:
 
 
 def _progress(job: JobRecord) -> str | None:
-    if job.progress is None:
+    # The end of a completed job says more than a value that is up to a second old.
+    if job.progress is None or job.state is State.COMPLETED:
         return None
     return f"{job.progress:.0%} {shown(job.progress_message or '')}".rstrip()
 

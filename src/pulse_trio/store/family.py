@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UnknownJob
+from ..records import State
 from .arrays import numbers
 from .cancelling import check_id
 from .operations import Query, missing
@@ -22,6 +23,7 @@ MOST = 10_000
 MOST_STUCK = 100_000
 """How many jobs that hold up their trees are read: less than a second's work for PostgreSQL. Of one tree as many as let the
 trees that are named have their share."""
+_STATES = frozenset(map(str, State))
 PATIENCE = 10.0
 """Seconds that looking for them may take."""
 
@@ -30,7 +32,7 @@ PATIENCE = 10.0
 class TreeJob:
     """A job of a tree: what started it and where it stands.
 
-    `state` is as in `pulse.jobs`, or `gone` for a member whose row was deleted; then most other fields are None. `ends_as` is
+    `state` is a `State`, or `gone` for a member whose row was deleted; then most other fields are None. `ends_as` is
     the state in which a suspended job ends as soon as its descendants have. A suspended job that waits for a moment has
     `waits_until`; for events, their names in `events`. `children` counts those that it started.
     """
@@ -42,7 +44,7 @@ class TreeJob:
     child_key: str | None
     queue: str | None
     kind: str | None
-    state: str
+    state: State | str
     attempt: int | None
     created_at: datetime | None
     started_at: datetime | None
@@ -126,7 +128,10 @@ def tree(job_id: int, *, limit: int = MOST) -> Operation[list[TreeJob]]:
     rows = yield Query("tree", {"id": check_id(job_id), "limit": limit})
     if not rows:
         raise UnknownJob(missing(job_id))
-    return [TreeJob(*row) for row in rows]
+    return [
+        replace(job, state=State(job.state) if job.state in _STATES else job.state)
+        for job in (TreeJob(*row) for row in rows)
+    ]
 
 
 def lines(job_id: int, *, limit: int = MOST) -> Operation[list[HistoryLine]]:

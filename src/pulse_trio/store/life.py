@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lines import Kind
-from ..records import FAR
+from ..records import FAR, SESSION
 from ..states import State
 from ..text import count_of, duration
 
@@ -34,7 +34,7 @@ class Entry:
     attempt: int | None = None
     outcome: str | None = None
     seconds: float | None = None
-    worker: int | None = None
+    worker: int | None = field(default=None, metadata=SESSION)
     host: str | None = None
     pid: int | None = None
     detail: str | None = None
