@@ -11,8 +11,8 @@ DECLARE
     $$'blocks', coalesce(begun, '[]'))::text$$,
     $$'blocks', coalesce(begun, '[]'),
     -- What an attempt after it has written says where the handler has come since.
-    'events', CASE WHEN d.suspended < of_attempt AND NOT EXISTS (
-        SELECT FROM history h WHERE h.job_id = target AND h.kind <> 10 AND h.attempt > d.suspended) THEN d.events ELSE '{}' END)::text$$);
+    'events', CASE WHEN d.suspended < of_attempt AND coalesce((
+        SELECT h.attempt FROM history h WHERE h.job_id = target AND h.kind <> 10 ORDER BY h.line DESC LIMIT 1), 0) <= d.suspended THEN d.events ELSE '{}' END)::text$$);
 BEGIN
   IF after = before THEN RAISE EXCEPTION '% is not what this migration changes', found; END IF;
   EXECUTE after;

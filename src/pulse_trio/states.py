@@ -226,6 +226,10 @@ def excused(crowded: bool, suspect: bool) -> bool:
     return crowded and not suspect
 
 
+WISHES = (Snooze, RetryAfter, Discard)
+"""What a handler raises as its word on its job."""
+
+
 class Retries(Protocol):
     """A handler's answer to its failures: seconds until the next try, None for a job that is dead at once."""
 
@@ -241,7 +245,7 @@ def outcome_of_error(
     """
     text = error_text(error) if text is None else text
     leaves = leaves_of(error)
-    for wish in (Snooze, RetryAfter, Discard):
+    for wish in WISHES:
         # Not isinstance, which calls the exception's own `__class__`.
         if all(issubclass(type(leaf), wish) for leaf in leaves):
             return _wished(claim, wish, leaves, error, text, retries)

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from support.turns import PlainAwait
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -74,3 +75,39 @@ async def test_deadlines_that_passed_while_it_was_suspended_strike_again_in_late
         assert ([job["state"] for job in found], sorted(undone)) == (["cancelled"] * JOBS, ids)
     else:
         assert [(job["state"], job["result"]) for job in found] == [("completed", [True, False])] * JOBS
+
+
+async def test_a_task_that_had_left_its_deadline_when_an_outer_one_struck_has_left_it_again(trees: Trees) -> None:
+    """It was in a plain await then, so that as many tasks are busy as when it is still being cut short. (Under load that is the
+    moment between two durable calls.)"""
+    decided: list[tuple[int, dict[str, bool], dict[str, bool]]] = []
+
+    async def remember(said: dict[str, bool]) -> dict[str, bool]:
+        return said
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        said: dict[str, bool] = {}
+
+        async def part(name: str) -> None:
+            with job.move_on_after(0.05, key=f"limit-{name}") as limit:
+                await job.step(trio.sleep_forever, key=f"ask-{name}")
+            said[name] = limit.cancelled_caught
+            if name == "b":
+                await PlainAwait().wait()
+            await job.step(trio.sleep_forever, key=f"ask-again-{name}")
+
+        with job.move_on_after(0.2):
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(part, "a")
+                tasks.start_soon(part, "b")
+        first = await job.step(remember, said)
+        decided.append((job.attempt, first, dict(said)))
+        await job.wait_for_event("go")
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go")
+    await trees.burst()
+    both = {"a": True, "b": True}
+    assert (trees.job(job_id)["state"], decided) == ("completed", [(1, both, both), (2, both, both)])

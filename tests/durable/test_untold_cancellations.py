@@ -329,6 +329,46 @@ async def test_a_child_whose_clean_up_fails_before_its_first_durable_call_goes_o
     assert bank.done == ["charge"]
 
 
+async def test_a_child_whose_clean_up_fails_before_its_first_durable_call_owes_it_to_a_retry_of_its_own(
+    trees: Trees,
+) -> None:
+    bank, down = Bank(trees), [True]
+    stands, reasons = trio.Event(), list[str | None]()
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def child(job: Job) -> None:
+        await job.step(bank.act, "charge")
+        try:
+            stands.set()
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            with job.cleanup():
+                reasons.append(job.cancel_reason)
+                if down.pop():
+                    raise ConnectionError("the bank's client cannot be opened") from None  # noqa: ASYNC104 -- what it raises is its word on the job
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    root = trees.enqueue("parent")
+    down[:] = [False, True]
+    with trio.fail_after(30):
+        async with trio.open_nursery() as running:
+            running.start_soon(trees.burst)
+            await stands.wait()
+            await trio.to_thread.run_sync(bank.client.cancel, root)
+    (member,) = [job.id for job in bank.client.tree(root) if job.id != root]
+    assert trees.window.do(family.owing_members([root])) == [member]
+    assert await bank.retried(member) == ("cancelled", None)
+    assert (bank.done, reasons) == (["charge", "refund"], ["parent", "parent"])
+    assert trees.window.do(family.compensated([member])) == [member]
+    assert trees.window.do(family.owing_members([root])) == []
+
+
 @pytest.mark.parametrize("refunds", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_an_order_that_is_cancelled_while_it_undoes_its_own_failure_owes_nothing_once_that_is_done(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from ...describing import ask, leaves_of, raised_by_ctrl_c
-from ...jobs import RetryAfter
+from ...describing import ask, headline_of, leaves_of, raised_by_ctrl_c
+from ...jobs import Discard, RetryAfter
 from ...lines import BeyondLimit
 
 if TYPE_CHECKING:
@@ -40,12 +40,20 @@ def _says_so(error: BaseException) -> bool:
 
 async def remember(durable: Durable, error: BaseException) -> None:
     """The handler ends with `error`. Remembers that the next attempt begins from the beginning, if that says so: not of a job
-    that is being cancelled, and not before the replay has come to all that was done, which the handler cannot have undone."""
+    that is being cancelled, and not before the replay has come to all that was done, which the handler cannot have undone.
+
+    Raises `Discard` where a clean-up of this attempt has failed: each later one would come to the same."""
     running, history = durable.running, durable.history
     if not is_asked_by(error) or running.cancel_reason not in (None, "timeout") or durable.cancelling.is_held_back:
         return
     if durable.fatal is not None or not history.replay.over or not history.replay.unopened.is_empty:
         return
+    if (failure := durable.failures.of_clean_up) is not None:
+        raise Discard(
+            f"the handler asks for RetryAfter(afresh=True), but a job.cleanup() of it has failed ({headline_of(failure)}), so "
+            "not all that it did is undone, and its history is kept. Undo the rest by hand, then run it again from the "
+            f"beginning: pulse-trio jobs retry {running.claim.id} --afresh. A step in job.cleanup() may try again itself"
+        ) from error
     # Tasks in `job.nursery` may still clean up. One that fails has not undone its part.
     if running.scope_nursery is not None:
         running.scope_nursery.cancel_scope.cancel()

@@ -25,9 +25,10 @@ from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
+from .afresh import is_asked_by
 from .beginning import REFUSED
 from .interrupted import Interrupted
-from .once_more import is_still_to_come, runs_once_more
+from .once_more import is_still_to_come, remember_at_the_end, runs_once_more
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
 from .reordering import may_begin_anew
@@ -215,12 +216,15 @@ class Cancelling:
 
     def _ends_well(self, error: BaseException | None) -> bool:
         """Whether a handler that ends so has done its clean-up: if it is cancelled, or has said by `Discard` that nothing is
-        left to do, after a step of its own."""
+        left to do, after a step of its own; and if it has undone what it did because of a failure that came before."""
         if error is None or _is_a_cancellation(error):
             return True
-        return self._undone is True and all(
-            issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)
-        )
+        if self._undone is True and all(issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)):
+            return True
+        durable = self._durable
+        had_failed = durable.history.replay.over and durable.failures.each_attempt_ends_so(error)
+        undone = self._undone is not False and durable.failures.of_clean_up is None
+        return undone and (had_failed or is_asked_by(error))
 
     async def ended(self, error: BaseException | None = None) -> bool:
         """The handler has ended, with `error` or a value. If its clean-up has ended well, the history says so: only then a
@@ -244,6 +248,8 @@ class Cancelling:
         # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
         with trio.CancelScope(shield=True):
             await durable.running.children_ended()
+            if reason in HELD_BACK and not self.noted and error is not None and not _is_a_cancellation(error):
+                await remember_at_the_end(durable, reason, 0.0)
         # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
         if (
             self._failed

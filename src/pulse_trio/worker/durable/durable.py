@@ -369,6 +369,10 @@ class Durable:
 
     # The attempt
 
+    def clean_up_failed(self, error: BaseException) -> None:
+        """A `job.cleanup()` of the handler ends with this exception."""
+        self.failures.of_clean_up = error
+
     def task_failed(self, error: BaseException) -> None:
         """A task of `job.nursery` ends with an exception: the attempt fails of it."""
         self.failures.task_failed(error)

@@ -29,6 +29,7 @@ import trio
 
 from ...describing import leaves_of
 from ...lines import BeyondLimit, Kind, Line
+from ...states import WISHES
 from ...trio_internals import coroutine_of
 
 if TYPE_CHECKING:
@@ -71,13 +72,17 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open", "_undoing")
+    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "of_clean_up")
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._open: list[_Failure] = []
+        self._taken: list[_Failure] = []
+        """Those after which the task has gone on: each attempt gets them."""
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
+        self.of_clean_up: BaseException | None = None
+        """What the last `job.cleanup()` that has failed has raised."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
@@ -125,6 +130,15 @@ class Failures:
         """Whether an exception comes from a step or a block that has failed in this attempt, and from no cancellation."""
         return bool(self._of(error)) and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
+    def each_attempt_ends_so(self, error: BaseException) -> bool:
+        """Whether an exception of the handler is a failure after which it has gone on, or comes from one by its cause: no
+        attempt can end otherwise. What the handler raises as its word on the job needs no cause."""
+        taken = {id(leaf) for failure in self._taken for leaf in leaves_of(failure.error)}
+        return bool(taken) and all(
+            any(id(reason) in taken for reason in reasons_of(leaf, contexts=issubclass(type(leaf), WISHES)))
+            for leaf in leaves_of(error)
+        )
+
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
         has it makes a durable call. If the attempt fails before, the next one may do again what was in the scope."""
@@ -147,6 +161,7 @@ class Failures:
             if goes_on(failure.task, job) is task or (not failure.ends and _is_caught(failure.task, job))
         ]
         self._open = [failure for failure in self._open if failure not in taken]
+        self._taken += taken
         self._undoing += [failure for failure in taken if failure.undoes]
         lines = [failure.line for failure in taken if failure.line is not None and not failure.binds]
         for line in lines:
@@ -207,6 +222,8 @@ class Failures:
     def forget(self) -> None:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""
         self._open.clear()
+        self._taken.clear()
+        self.of_clean_up = None
         self._undoing.clear()
         self._left.clear()
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import trio
+
 from ...lines import BeyondLimit, Kind
 from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
@@ -25,6 +27,8 @@ MOST = 8
 """So many runs begin in which plain code fails again before the handler is told: half a minute. Then the clean-up is owed."""
 ONCE_MORE = "0:once more"
 """The key of the moment that says how many of these have begun."""
+OWED = "0:owed"
+"""The key of the moment that says of a job that a clean-up of it is owed, though it goes on if nobody asks for that."""
 _LONGEST = 10.0
 """Seconds after which the cancellation comes in a plain await, if the attempt had not come to the last line."""
 
@@ -42,16 +46,25 @@ async def is_still_to_come(
     if not history.has_lines:
         return False
     if not (_was_before(durable) or (cancelling.noted and not history.holds(Kind.CANCELLED))):
-        # A child that its block starts again goes on, as long as it has undone nothing.
         if told and reason not in ("user", "deadline"):
+            # A child that its block starts again goes on, as long as it has undone nothing.
+            with suppress(RuntimeError, BeyondLimit):
+                history.moment(OWED, trio.current_time() + durable.parts.clock.epoch_offset, anew=True)
+                await history.written()
             return False
-        if not cancelling.noted:
-            cancelling.remembers_at_the_end(_stood_at_the_end(durable, reason or held_back or "user", after))
-        # The lease may be lost, or the history have no room: then a retry finds less.
-        with suppress(RuntimeError, BeyondLimit):
-            history.let_go()
-            await history.written()
+        await remember_at_the_end(durable, reason or held_back or "user", after)
     return not told
+
+
+async def remember_at_the_end(durable: Durable, reason: CancelReason, after: float) -> None:
+    """The handler has ended, `after` seconds in a plain await: the history gets the cancellation, if it has not got it yet."""
+    history = durable.history
+    if not durable.cancelling.noted:
+        durable.cancelling.remembers_at_the_end(_stood_at_the_end(durable, reason, after))
+    # The lease may be lost, or the history have no room: then a retry finds less.
+    with suppress(RuntimeError, BeyondLimit):
+        history.let_go()
+        await history.written()
 
 
 async def runs_once_more(durable: Durable) -> bool:

@@ -115,9 +115,10 @@ class Quiet:
         self.begun.ends(call.key)
         self._durable.history.replay.came(number)
 
-    def note_held(self) -> None:
-        """The current task is about to hold a line."""
+    def note_held(self, call: Call) -> None:
+        """The current task is about to hold a line of this call."""
         if self.has_others():
+            self._tell(call, since=self._busy_at)
             busy = self.busy(trio.lowlevel.current_task())
             self._says(None if busy is None else len(busy))
 
@@ -140,6 +141,8 @@ class Quiet:
         said, place = _UNKNOWN if busy is None else 1.0 + busy, number or history.latest + 1
         if busy != 0:
             self._busy_at = place
+            for key, after in self.begun.left_before(place):
+                history.hold(Kind.MOMENT, BEGUN, f"-{key}", repr(float(after)))
         behind = place < self._place
         if said != self._said or behind:
             history.hold(Kind.MOMENT, QUIET, "" if number is None else str(number), repr(said))

@@ -350,6 +350,9 @@ class Scope(NoScopeOfTrios):
                 self.inner.deadline = math.inf
                 self._durable.quiet.striking.ends(self)
                 self._durable.scopes.remove(self)
+                self._durable.quiet.begun.leaves(
+                    self.key, self._durable.history.replay.latest if self._stood is not None else None
+                )
                 self._durable.history.replay.scopes.discard(self.key)
                 self._durable.cancelling.moves()
         if too_slow and self.cancelled_caught:

@@ -19,6 +19,7 @@ from ...handlers.payloads import readable_result
 from ...handlers.signature import hints_of
 from ...jobs import Discard, Job, RetryAfter, Snooze
 from ...lines import BeyondLimit, Kind, Line, Lines
+from ...states import WISHES
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .afresh import is_asked_by
@@ -61,6 +62,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
     if line is not None:
         return remembered(durable, function, line)
     _keep_room(durable)
+    undoes = durable.running.cancel_reason is not None
     try:
         with durable.awaiting(call):
             if known.is_async:
@@ -70,7 +72,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
     except Exception as error:
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
-        failed = failure_of(durable, call, error)
+        failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
         raise failed from error
@@ -97,6 +99,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     if line is not None:
         return remembered(durable, function, line)
     limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
+    undoes = running.cancel_reason is not None
     try:
         # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
         with trio.CancelScope() as decided:
@@ -141,7 +144,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
-        failed = failure_of(durable, call, error)
+        failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
         raise failed from error
@@ -172,9 +175,10 @@ class _FenceLost(Exception):
     pass
 
 
-def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
+def failure_of(durable: Durable, call: Call, error: Exception, *, undoes: bool) -> Exception:
     """What a step raises whose function has raised `error`; it is remembered when the next durable call begins. What says
-    something about the job, and what does not say that the step has failed, is raised as it is."""
+    something about the job, and what does not say that the step has failed, is raised as it is. `undoes`: the step began after
+    the job was cancelled."""
     leaves = leaves_of(error)
     if any(issubclass(type(leaf), trio.Cancelled) or raised_by_ctrl_c(leaf) for leaf in leaves):
         return error
@@ -183,8 +187,9 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
     of_job = _of_job(leaves)
     said = storable(f"{_said_of(call.name)}{headline_of(error)}")[:_TEXT]
     failed = error if of_job is not None else StepFailed(said, step=call.name)
-    durable.cancelling.step_ends(failed=True)
-    durable.quiet.note_held()
+    if undoes:
+        durable.cancelling.step_ends(failed=True)
+    durable.quiet.note_held(call)
     durable.failures.raised(
         failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=durable.cancelling.noted
     )
@@ -197,7 +202,7 @@ def _said_of(step: str) -> str:
 
 def _of_job(leaves: Sequence[BaseException]) -> tuple[OfJob, float] | None:
     """What exceptions say about the job, if all of them do, and the seconds that it waits."""
-    if not all(issubclass(type(leaf), (Snooze, RetryAfter, Discard)) for leaf in leaves):
+    if not all(issubclass(type(leaf), WISHES) for leaf in leaves):
         return None
     first = leaves[0]
     if issubclass(type(first), Discard):

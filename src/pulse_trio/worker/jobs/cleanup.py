@@ -13,12 +13,14 @@ short. The next attempt would begin that again where its history has what came a
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from ...observe import CleanupCut
+from ...states import WISHES
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -50,9 +52,15 @@ class CleanUp:
         if waits:
             scope.deadline = trio.current_time() + (scope.deadline - trio.current_time()) / 2
         self._common.stops.cleaning.add(self)
+        handled = sys.exception()
         try:
             with scope:
                 yield scope
+        except BaseException as error:
+            # The handler's word on its job, and what it handles, may be raised in it.
+            if error is not handled and not issubclass(type(error), (trio.Cancelled, *WISHES)):
+                self._has_failed(error)
+            raise
         finally:
             if self._job.cancel_reason is not None and scope in self._follows:
                 self._end = min(self._end, scope.deadline)
@@ -68,6 +76,10 @@ class CleanUp:
                     "what it would still have done is not done"
                 )
             self._common.observer.emit(CleanupCut(claim.id, claim.kind, claim.attempt, self._common.cleanup))
+
+    def _has_failed(self, error: BaseException) -> None:
+        if (attempt := getattr(self._job, "durability", None)) is not None:
+            attempt.clean_up_failed(error)
 
     def _shield(self) -> trio.CancelScope:
         limit, around = self._common.cleanup, trio.current_effective_deadline()

@@ -95,6 +95,10 @@ class Attempt(DurableCalls, Protocol):
         """A task of `job.nursery` ends with an exception."""
         ...
 
+    def clean_up_failed(self, error: BaseException) -> None:
+        """A `job.cleanup()` of the handler ends with one."""
+        ...
+
     def suspended(self, *, returned: bool = False) -> Outcome:
         """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
         ...

@@ -12,6 +12,7 @@ import msgspec
 from ....describing import ask, cut, error_text, is_group, leaves_of, message_of, place_of, storable
 from ....job_log import JobFields
 from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
+from ....states import WISHES
 
 NUMBERS = 256
 """Of tickets, each one byte: more than lines can be on their way."""
@@ -121,7 +122,7 @@ def describe(error: BaseException) -> Raised:
 
 def _described(error: BaseException, record: str) -> Raised:
     # A request such as RetryAfter is recognised by its class, and the worker may not know a class derived from it.
-    wish = next((w for w in (Snooze, RetryAfter, Discard) if issubclass(type(error), w)), type(error))
+    wish = next((w for w in WISHES if issubclass(type(error), w)), type(error))
     module, name = place_of(wish)
     text = cut(storable(message_of(error)), _LIMIT)
     return Raised(Importable(module, name), text, record, seconds=_seconds_of(error))

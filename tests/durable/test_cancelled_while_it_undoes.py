@@ -1,0 +1,177 @@
+"""A job whose step has failed, and which is cancelled while it undoes what it did: it ends as cancelled at once, and has
+compensated. No attempt could end otherwise, because the failure and the refund are lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import ChildFailed, Discard, Job, RetryAfter, SyncClient
+from pulse_trio.jobs import CancelRequest
+from pulse_trio.store import family
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.trees import Trees
+
+
+class Bank:
+    """What steps have done. `cancels`: what happens as each begins, by its name."""
+
+    def __init__(self, trees: Trees) -> None:
+        self.trees = trees
+        self.client = SyncClient(trees.dsn)
+        self.done: list[str] = []
+        self.refuses: set[str] = set()
+        self.cancels: set[str] = set()
+
+    async def act(self, job: Job, what: str) -> None:
+        if what in self.cancels:
+            self.cancels.discard(what)
+            await trio.to_thread.run_sync(self.client.cancel, job.id)
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running.ask(CancelRequest("user", None))
+        if what in self.refuses:
+            raise OSError(f"{what} is refused")
+        self.done.append(what)
+
+
+def again(error: BaseException) -> BaseException:
+    return error
+
+
+ENDS: dict[str, Callable[[BaseException], BaseException]] = {
+    "the same": again,
+    "from it": lambda error: make(ValueError("undone"), error),
+    "afresh": lambda _: RetryAfter(0, afresh=True),
+    "later": lambda _: RetryAfter(60),
+    "discard": lambda _: Discard("undone"),
+    "in a group": lambda error: ExceptionGroup("undone", [make(ValueError("undone"), error)]),
+}
+
+
+def make(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("when", ["ship", "refund", "the refund is done"])
+@pytest.mark.parametrize("plain", [False, True], ids=["a step fails", "plain code fails"])
+async def test_it_ends_as_cancelled_at_once_and_a_retry_begins_it_anew(
+    trees: Trees, end: str, when: str, *, plain: bool
+) -> None:
+    if plain and (end not in ("afresh", "discard") or (end == "discard" and when == "the refund is done")):
+        pytest.skip("plain code may not fail again: the job runs once more")
+    bank = Bank(trees)
+    bank.refuses, bank.cancels = {"ship"}, {when}
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(bank.act, job, "charge")
+        try:
+            if plain and "ship" in bank.refuses:
+                await bank.act(job, "ship")
+            await job.step(bank.act, job, "ship")
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(bank.act, job, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            if when == "the refund is done" and when in bank.cancels:
+                bank.cancels.clear()
+                bank.client.cancel(job.id)
+                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running.ask(CancelRequest("user", None))
+            if ENDS[end] is again:
+                raise
+            raise ENDS[end](error)  # noqa: B904 -- its cause is a part of the test
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], bank.done) == ("cancelled", 1, ["charge", "refund"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
+    if end == "discard" and when == "the refund is done":
+        return  # as without a cancellation: a retry comes to the same `Discard`
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
+    bank.refuses.clear()
+    bank.client.retry(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], bank.done) == ("completed", ["charge", "refund", "charge", "ship"])
+
+
+async def test_a_child_that_undoes_as_its_sibling_dies_holds_nobody_up(trees: Trees) -> None:
+    undoes, dead = trio.Event(), trio.Event()
+
+    async def ship(number: int) -> None:
+        if number == 0:
+            await undoes.wait()
+        raise OSError("refused")
+
+    async def refund(job: Job, number: int) -> None:
+        if number == 1:
+            undoes.set()
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            while running.reason is None:  # noqa: ASYNC110 -- a child's cancellation has no event
+                await trio.sleep(0.01)
+        dead.set()
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def part(job: Job, number: int) -> None:
+        try:
+            await job.step(ship, number)
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund, job, number)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    @trees.handlers.job(durable=True)
+    async def both(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                for number in range(2):
+                    nursery.start_soon(part, number)
+        except* ChildFailed as failed:
+            raise Discard("a part has failed") from failed
+
+    root = trees.enqueue("both")
+    with trio.fail_after(15):
+        await trees.burst(log=False)
+    assert trees.job(root)["state"] == "dead"
+    children = [job for job in SyncClient(trees.dsn).tree(root) if job.id != root]
+    assert sorted((job.state, job.attempt) for job in children) == [("cancelled", 1), ("dead", 1)]
+
+
+@pytest.mark.parametrize("what", ["the refund fails", "plain code fails after it"])
+async def test_what_is_not_undone_is_owed(trees: Trees, what: str) -> None:
+    bank = Bank(trees)
+    bank.refuses, bank.cancels = {"ship"}, {"refund"}
+    if what == "the refund fails":
+        bank.refuses.add("refund")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(bank.act, job, "charge")
+        try:
+            await job.step(bank.act, job, "ship")
+        except BaseException:
+            with job.cleanup():
+                await job.step(bank.act, job, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                if what == "plain code fails after it" and job.attempt == 1:
+                    raise ConnectionError("away") from None  # noqa: ASYNC104 -- what it raises is its word on the job
+                await job.step(bank.act, job, "tell")  # noqa: ASYNC102 -- as above
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    while trees.job(job_id)["finished_at"] is None:
+        trees.again()
+        await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "cancelled"
+    if what == "the refund fails":
+        assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+        assert bank.done == ["charge"]
+    else:
+        assert bank.done == ["charge", "refund", "tell"]
