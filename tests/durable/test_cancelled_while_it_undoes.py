@@ -86,7 +86,7 @@ async def test_it_ends_as_cancelled_at_once_and_a_retry_begins_it_anew(
                 running.ask(CancelRequest("user", None))
             if ENDS[end] is again:
                 raise
-            raise ENDS[end](error)  # noqa: B904 -- its cause is a part of the test
+            raise ENDS[end](error)  # noqa: ASYNC104, B904 -- its word on the job; its cause is a part of the test
 
     job_id = trees.enqueue("order")
     await trees.burst(log=False)

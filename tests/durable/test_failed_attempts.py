@@ -12,6 +12,7 @@ from pulse_trio import Discard, Job, RetryAfter, StepFailed, SyncClient
 from pulse_trio.worker.durable import resuming
 from pulse_trio.worker.durable.begun import BEGUN
 from pulse_trio.worker.durable.quiet import QUIET
+from support.turns import PlainAwait
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -538,3 +539,49 @@ async def test_plain_code_that_fails_in_a_body_again_does_not_undo_the_end_of_it
 
 
 async def _done() -> None: ...
+
+
+async def test_a_failure_that_is_needed_comes_soon_beside_a_progress_bar_and_says_that_it_is_remembered(
+    trees: Trees,
+) -> None:
+    """A sibling's refund was made because of it. The bar is busy, as it was then, and no reason to wait for ten seconds."""
+    called: list[str] = []
+
+    async def act(what: str) -> None:
+        called.append(what)
+        if what == "print":
+            raise OSError("the printer is out of paper")
+
+    @trees.handlers.job(durable=True, max_attempts=2, backoff_base=0.01)
+    async def order(job: Job) -> None:
+        charged = trio.Event()
+
+        async def pays() -> None:
+            await job.step(act, "charge", key="charge")
+            charged.set()
+            try:
+                await job.wait_for_event("settled", key="settled")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(act, "refund", key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+
+        async with trio.open_nursery() as bars:
+            bars.start_soon(PlainAwait().wait)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(pays)
+                await charged.wait()
+                await job.step(act, "print")
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    trees.again()
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], called) == ("dead", 2, ["charge", "print", "refund"])
+    assert "This failure is remembered" in found["error"]
+    (row,) = trees.window.run(
+        "SELECT extract(epoch FROM ended_at - started_at)::float8 AS took FROM attempts WHERE job_id = %s AND attempt = 2",
+        job_id,
+    )
+    assert row["took"] < 5

@@ -471,3 +471,83 @@ async def test_a_compensation_after_plain_code_that_does_not_fail_again_is_named
     assert f"jobs retry {job_id} --afresh" in found["error"]
     assert "code changed" not in found["error"]
     assert where == "in a block" or "ConnectionError: away for a moment" in found["error"]
+
+
+class Lost:
+    """Attempts whose worker is lost as a step has run, and before that has a line."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._trees = trees
+        self.ledger: list[str] = []
+
+    async def writes(self, what: str) -> None:
+        self.ledger.append(what)
+
+    async def writes_and_is_lost(self, job: Job) -> None:
+        self.ledger.append("refunded")
+        if self.ledger.count("refunded") == 1:
+            await self._trees.lose(job.id)
+            await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_over(
+    trees: Trees, fails: int, *, returns: bool
+) -> None:
+    """The refund may be paid, and no line says so: the next attempt does not ship, unless the same fails again. A person has
+    looked who retries the job."""
+    lost = Lost(trees)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(lost.writes, "charged")
+        try:
+            if job.attempt <= fails:
+                raise ConnectionError("away for a moment")
+            if not returns:
+                await job.step(lost.writes, "shipped")
+        except BaseException:
+            with job.cleanup():
+                await job.step(lost.writes_and_is_lost, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise Discard("undone") from None  # noqa: ASYNC104 -- its word on the job
+        return "done"
+
+    job_id = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = await ended(trees, job_id)
+    assert found["state"] == "dead"
+    if fails == 2:
+        assert lost.ledger == ["charged", "refunded", "refunded"]
+        assert "Discard: undone" in found["error"]
+        return
+    assert lost.ledger == ["charged", "refunded"]
+    assert "had begun to undo what it did when its worker was lost" in found["error"]
+    assert "ConnectionError: away for a moment" in found["error"]
+    SyncClient(trees.dsn).retry(job_id)
+    assert (await ended(trees, job_id))["result"] == "done"
+    assert lost.ledger == ["charged", "refunded", *([] if returns else ["shipped"])]
+
+
+async def test_a_refund_that_has_failed_has_undone_nothing(trees: Trees) -> None:
+    ledger: list[str] = []
+
+    async def writes(what: str) -> None:
+        ledger.append(what)
+
+    async def refund() -> None:
+        raise OSError("the bank is away")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(writes, "charged")
+        try:
+            if job.attempt == 1:
+                raise ConnectionError("away for a moment")
+            await job.step(writes, "shipped")
+        except ConnectionError:
+            await job.step(refund)  # noqa: ASYNC120 -- as a handler would
+            raise
+
+    found = await ended(trees, trees.enqueue("order"))
+    assert (found["state"], ledger) == ("completed", ["charged", "shipped"])

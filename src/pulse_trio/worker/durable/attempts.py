@@ -18,7 +18,7 @@ from .afresh import remember
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
-from .interrupted import ends_with, explained
+from .interrupted import check_undone, ends_with, explained, leave_undone
 from .left_behind import await_left_behind
 from .reordering import begin_anew
 from .resuming import history_of, resume
@@ -170,6 +170,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
         await check_end(durable)
+        if durable.history.replay.unopened.waits.undoing:
+            await check_undone(durable)
         # Tasks in `job.nursery` may still make durable calls.
         with durable.awaiting(RETURNED):
             await durable.running.children_ended()
@@ -180,6 +182,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         reason = durable.running.cancel_reason
         if durable.fatal is not None or reason in (None, "timeout"):
             await leave_waits(durable)  # noqa: ASYNC102 -- waits as long as the lease is proven
+            await leave_undone(durable)  # noqa: ASYNC102 -- as above
         if durable.fatal is None and reason not in REFUSED:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven

@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
-from .interrupted import note_plain_failure
+from .interrupted import check_undone, note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 
@@ -50,7 +50,12 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         if durable.history.replay.unopened.has_more:
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
-        note_plain_failure(durable, call)
+        if note_plain_failure(durable, call):
+            with durable.awaiting(stands):
+                await durable.history.written()
+    if durable.history.replay.unopened.waits.undoing:
+        with durable.awaiting(stands):
+            await check_undone(durable, call)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:

@@ -116,10 +116,10 @@ class Failures:
         `cut`: the number of the line which says that the block's body was cut short. `undoes`: it is a step's in a clean-up."""
         of_step = line.kind is Kind.STEP_FAILED
         failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step, undoes=undoes)
-        failure.binds = self._binds(line)
+        failure.binds = self.binds(line)
         self._open.append(failure)
 
-    def _binds(self, line: Line) -> bool:
+    def binds(self, line: Line) -> bool:
         """Whether an attempt before has gone on after it, so that none may fail of it and do it again."""
         marks = self._history.replay.moments
         if mark(line.line, "taken") in marks or mark(line.line, "needed") in marks:

@@ -7,19 +7,21 @@ again.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from ...describing import headline_of, leaves_of, storable
 from ...errors import ChildFailed, ReplayMismatch
-from ...lines import Kind
+from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by
 from .failures import reasons_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from ...lines import Line
     from .calls import Call
     from .durable import Durable
 
@@ -29,7 +31,8 @@ _OURS = f"{__name__.partition('.')[0]}."
 
 
 UNDONE = "0:undone"
-"""The key of the moment that says, with its name, of which failure of plain code durable calls were made live."""
+"""The key of the moment that says, with its name, of which failure of plain code durable calls are made live. It is written
+before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask."""
 
 
 class Interrupted(Exception):
@@ -59,14 +62,67 @@ def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) ->
     return next((error for error in found if isinstance(error, Exception) and _is_plain(error)), None)
 
 
-def note_plain_failure(durable: Durable, call: Call) -> None:
-    """A call begins. Remembers of which failure of plain code it is made, before its own line."""
+def note_plain_failure(durable: Durable, call: Call) -> bool:
+    """A call begins. Remembers of which failure of plain code it is made. Returns whether that is to be written first."""
     history = durable.history
-    if not history.replay.over or UNDONE in history.replay.moments:
+    if not history.replay.over:
+        return False
+    error, waits = plain_failure(durable, {trio.lowlevel.current_task(): call}), history.replay.unopened.waits
+    if error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
+        return False
+    history.moment(UNDONE, 0.0, storable(headline_of(error))[:_TEXT], anew=True)
+    waits.undoing, waits.undoes = "", (id(error), history.latest)
+    return True
+
+
+async def leave_undone(durable: Durable) -> None:
+    """The attempt has failed. If no call that it made because of plain code has a line, nothing was undone."""
+    history = durable.history
+    undoes = history.replay.unopened.waits.undoes
+    if undoes is not None and history.replay.latest < undoes[1]:
+        with suppress(RuntimeError, BeyondLimit):
+            history.moment(UNDONE, 1.0, anew=True)
+            await history.written()
+
+
+def found_undone(lines: Sequence[Line]) -> str:
+    """The failure of plain code because of which an attempt before had begun to undo what it did, and was lost before that had
+    a line; empty if there is none."""
+    told = [line for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE]
+    last = max(told, key=lambda line: line.line, default=None)
+    if (
+        last is None
+        or float(last.value or 0)
+        or any(line.line > last.line and line.kind is not Kind.MOMENT for line in lines)
+    ):
+        return ""
+    return last.name or "it"
+
+
+async def check_undone(durable: Durable, call: Call | None = None) -> None:
+    """The handler makes this `call` live, or has returned. Raises `ReplayMismatch` if an attempt before had begun to undo what
+    it did, because plain code had failed, and this one goes on as if it had not."""
+    history, waits = durable.history, durable.history.replay.unopened.waits
+    if not history.replay.over or durable.running.cancel_reason is not None or durable.cancelling.noted:
         return
-    if (error := plain_failure(durable, {trio.lowlevel.current_task(): call})) is not None:
-        history.replay.moments[UNDONE] = 0.0
-        history.hold(Kind.MOMENT, UNDONE, storable(headline_of(error))[:_TEXT], "0.0")
+    # Where there are other tasks the failure may be still to come in one.
+    if call is not None and (
+        durable.quiet.has_others() or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
+    ):
+        return
+    failure, waits.undoing = waits.undoing, ""
+    # A person who retries the job has seen whether it is undone.
+    with suppress(RuntimeError, BeyondLimit):
+        history.moment(UNDONE, 1.0, anew=True)
+        await history.written()
+    job_id, now = durable.running.claim.id, "has returned" if call is None else f"now calls {call}"
+    raise durable.fail(
+        ReplayMismatch(
+            f"job {job_id}: an attempt before failed of plain code ({failure}), and had begun to undo what it did when its "
+            f"worker was lost; this one has not failed there, and {now}. Look whether that is undone. If so, run the job "
+            f"again from the beginning: pulse-trio jobs retry {job_id} --afresh; if not, pulse-trio jobs retry {job_id} goes on"
+        )
+    )
 
 
 def explained(durable: Durable, error: Exception) -> Exception:
@@ -75,7 +131,9 @@ def explained(durable: Durable, error: Exception) -> Exception:
     if not isinstance(error, ReplayMismatch):
         return error
     told = (
-        [] if resumed is None else [line for line in resumed.lines if line.key == UNDONE and line.kind is Kind.MOMENT]
+        []
+        if resumed is None
+        else [line for line in resumed.lines if line.key == UNDONE and line.kind is Kind.MOMENT and line.name]
     )
     if not told:
         return error

@@ -12,7 +12,7 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .interrupted import misfit, plain_failure
+from .interrupted import found_undone, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -31,6 +31,8 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds until a database that did not answer is asked again; doubled each time."""
 _LONG = 10.0
 """Seconds in which the replay has not gone on, after which a failure that was left out counts as missing."""
+_SOON = 0.5
+"""The same where no more tasks are busy than were then: what draws a progress bar is no reason to wait."""
 _VERY_LONG = 60.0
 """Seconds after which a line is handed out before its turn though a task may still come to its call: it awaits something plain
 that is not one of Trio's means of synchronisation, and may wait for a task that waits for its line."""
@@ -65,6 +67,7 @@ async def resume(durable: Durable) -> None:
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     replay.unopened.waits.events.update(found.events)
+    replay.unopened.waits.undoing = found_undone(found.lines)
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
@@ -104,7 +107,8 @@ def help_on(durable: Durable, since: float) -> bool:
         durable.hand_out(early=True, anew=True)
         if _has_gone_on(replay, line):
             return False
-    if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
+    waits_long = stood_still >= _SOON and _only_wait(durable, stood_still)
+    if (stuck or waits_long or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
         return False
     if stuck and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):

@@ -51,6 +51,10 @@ _DURABLE_CALLS = frozenset(
     )
 )
 """The methods of a `Job` that are no steps."""
+_REMEMBERED = (
+    "This failure is remembered: the handler had made durable calls after it, so the step is not called again. A handler "
+    "that has undone what it did ends with Discard, or begins again with RetryAfter(60, afresh=True)."
+)
 
 
 async def step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
@@ -232,6 +236,8 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
     if line.kind is Kind.STEP_FAILED:
         failed = _failed_again(durable, line)
         durable.failures.raised_with_line(failed, line, undoes=durable.cancelling.noted)
+        if durable.failures.binds(line):
+            failed.add_note(_REMEMBERED)
         raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:

@@ -31,13 +31,17 @@ _STRUCK = re.compile(r"([1-9][0-9]{0,6}):(?:scope|block body)")
 class UnderWay:
     """Of one attempt."""
 
-    __slots__ = ("_left", "beside", "events", "given_up", "lines_beside")
+    __slots__ = ("_left", "beside", "events", "given_up", "lines_beside", "undoes", "undoing")
 
     def __init__(self) -> None:
         self._left: dict[int, list[str]] = {}
         """The keys of those that the main task has not come to, by the number of their call."""
         self.events = set[str]()
         """The names of the events that the attempt before was suspended for, and for which this one does not wait yet."""
+        self.undoing = ""
+        """The failure of plain code because of which an attempt before had begun to undo what it did, if it was lost then."""
+        self.undoes: tuple[int, int] | None = None
+        """The id of that of this attempt, and the number of the moment that says so."""
         self.beside = False
         """Whether another task has begun a durable call."""
         self.lines_beside = False
