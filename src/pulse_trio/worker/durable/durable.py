@@ -322,6 +322,7 @@ class Durable:
                 break
             assert turn.line is not None  # noqa: S101 -- a cancellation
             self._cancel_again(turn.line)
+        self.quiet.cut_blocks.moves()
         if replay.out_of_order and not replay.over:
             for scope in self.scopes:
                 scope.strike_out_of_order()

@@ -138,6 +138,7 @@ class Opened:
     def enter(self) -> DurableNursery:
         """The body begins."""
         self._durable.blocks.append(self.block)
+        self._durable.quiet.cut_blocks.opens(self._call)
         self._durable.parts.looks.opened(self)
         self._body.__enter__()
         self._durable.opens(self.block.number)
@@ -337,10 +338,11 @@ class Opened:
             # The job's own clean-up comes after it: half of the time is left for that.
             with running.cleanup(waits=True):
                 await self._close("parent")
-            return
-        # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
-        async with shielded_from_scopes(self._durable, running.scope_nursery):
-            await self._close("parent")
+        else:
+            # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
+            async with shielded_from_scopes(self._durable, running.scope_nursery):
+                await self._close("parent")
+        await self._durable.quiet.cut_blocks.leaves(self._call)
 
     async def __aenter__(self) -> DurableNursery:
         return self.enter()
@@ -359,6 +361,7 @@ class Opened:
             self._nursery.end()
             self.block.seen.over = True
             self._durable.blocks.remove(self.block)
+            self._durable.quiet.cut_blocks.ends(self._call)
             self._durable.parts.looks.closed(self)
         return error is not None
 

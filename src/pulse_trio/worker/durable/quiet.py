@@ -19,6 +19,7 @@ import trio
 from ...lines import Kind
 from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
 from .begun import BEGUN, Begun
+from .cut_blocks import CutBlocks
 from .delivering import Delivering
 from .own_tasks import is_own, own_task
 from .striking import Striking
@@ -56,6 +57,7 @@ class Quiet:
         "_since",
         "_watched",
         "begun",
+        "cut_blocks",
         "delivering",
         "striking",
     )
@@ -64,6 +66,7 @@ class Quiet:
         self._durable = durable
         self.delivering = Delivering(durable)
         self.striking = Striking(durable)
+        self.cut_blocks = CutBlocks(durable)
         self._changes: list[tuple[int, float]] = []
         """The numbers of the lines from which on so many were busy."""
         self._said: float | None = None
@@ -114,6 +117,7 @@ class Quiet:
             self._says(busy, number)
         self.begun.ends(call.key)
         self._durable.history.replay.came(number)
+        self.cut_blocks.moves()
 
     def note_held(self, call: Call) -> None:
         """The current task is about to hold a line of this call."""
@@ -204,6 +208,7 @@ class Quiet:
         if self._changes:
             self._said, self._given_up = self._changes[-1][1], False
         self.begun = Begun(lines)
+        self.cut_blocks.resumes(lines)
 
     def is_missing(self, line: Line) -> bool:
         """Whether a call had begun when this line, the next one, was handed out, and has not now."""
@@ -221,7 +226,8 @@ class Quiet:
             return False
         busy = self.busy()
         # Where none is busy no call is to come.
-        if (busy is not None and len(busy) <= allowed) and (not busy or line is None or not self.is_missing(line)):
+        rests = busy is not None and len(busy) <= allowed and not self.cut_blocks.holds_up(place)
+        if rests and (not busy or line is None or not self.is_missing(line)):
             self._given_up = line is None
             return False
         if self._since[0] != place:

@@ -1,0 +1,93 @@
+"""In which order blocks that were cut short are left, in a handler of several tasks.
+
+A step that is cut short ends at once, or when it has closed what it has open (`Delivering.comes_out`). A block ends when its
+children have, which other workers may run, and no line says so. In a later attempt they have ended before it begins, and the
+task of the block would be the first where it was the last. So the history says after which line each was left: a later attempt
+leaves it after that line and before the next one, and one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...lines import Kind
+from .beginning import REFUSED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...lines import Line
+    from .calls import Call
+    from .durable import Durable
+
+LEFT = "0:left"
+"""The key of the moments that say so: their name is the block's key, their value the number of the last line that had been
+handed out. Their own numbers are the order."""
+_LONGEST = 10.0
+"""Seconds for which a block waits for what came before it (half of the attempt's timeout, if that is less)."""
+
+
+class CutBlocks:
+    """Of one attempt."""
+
+    __slots__ = ("_durable", "_moved", "_open", "_told")
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+        self._told: dict[str, int] = {}
+        """After which line each block was left that this attempt has not left, the first one first."""
+        self._open = set[str]()
+        """The keys of those that are open."""
+        self._moved = trio.Event()
+
+    def resumes(self, lines: Sequence[Line]) -> None:
+        """The attempts before have written these."""
+        told = [line for line in lines if line.kind is Kind.MOMENT and line.key == LEFT]
+        self._told = {line.name: int(float(line.value or 0)) for line in sorted(told, key=lambda line: line.line)}
+
+    def opens(self, call: Call) -> None:
+        """The block of this call is open."""
+        self._open.add(call.key)
+
+    def ends(self, call: Call) -> None:
+        """It is not any more."""
+        self._open.discard(call.key)
+        self._told.pop(call.key, None)
+        self.moves()
+
+    def holds_up(self, number: int) -> bool:
+        """Whether a block that is open is to be left before the line with this number is handed out."""
+        return bool(self._told) and any(after < number for key, after in self._told.items() if key in self._open)
+
+    def moves(self) -> None:
+        """A line has been handed out, or a block was left."""
+        if self._told:
+            self._moved.set()
+            self._moved = trio.Event()
+
+    async def leaves(self, call: Call) -> None:
+        """The children of the block of this call, which was cut short, have ended. Returns when its task may go on."""
+        durable = self._durable
+        running, replay, history = durable.running, durable.history.replay, durable.history
+        if not durable.quiet.has_others() or running.cancel_reason in REFUSED:
+            return
+        longest = min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
+        with trio.CancelScope(shield=True, deadline=running.lease_deadline), durable.awaiting(call):
+            with trio.move_on_after(longest):
+                while self._comes_before(call.key):
+                    await self._moved.wait()
+            await durable.quiet.delivering.turn()
+        if replay.over and call.key not in self._told:
+            history.hold(Kind.MOMENT, LEFT, call.key, repr(float(replay.latest)))
+
+    def _comes_before(self, key: str) -> bool:
+        """Whether a line or another block does."""
+        after = self._told.get(key)
+        if after is None:
+            return False
+        line = self._durable.history.replay.next_line
+        if line is not None and line.line <= after:
+            return True
+        return next(one for one in self._told if one in self._open) != key
