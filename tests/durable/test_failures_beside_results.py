@@ -264,6 +264,33 @@ def test_a_call_that_had_begun_is_missing_until_it_begins_again(name: str) -> No
     assert not Begun(lines).is_missing(3, {"none"}.__contains__)
 
 
+def test_a_scope_that_was_open_or_left_is_missing_until_it_is_so_again() -> None:
+    lines = [
+        _line(1, Kind.MOMENT, "patience", "0:job", "9.0"),
+        _line(2, Kind.STEP, "second"),
+        _line(3, Kind.SCOPE_CANCELLED, "patience"),
+        _line(4, Kind.MOMENT, BEGUN, "-patience", "2.0"),
+        _line(5, Kind.STEP, "fifth"),
+    ]
+    begun = Begun(lines)
+    assert begun.is_missing(2, {"none"}.__contains__)
+    begun.opens("patience")
+    assert not begun.is_missing(2, {"none"}.__contains__)
+    assert not begun.is_missing(3, {"none"}.__contains__)
+    assert begun.is_missing(5, {"none"}.__contains__)
+    begun.leaves("patience", None)
+    assert not begun.is_missing(5, {"none"}.__contains__)
+
+
+def test_where_tasks_are_busy_it_is_told_once_that_a_scope_which_has_struck_was_left() -> None:
+    begun = Begun()
+    begun.leaves("in time", None)
+    begun.leaves("patience", 4)
+    assert begun.left_before(4) == []
+    assert begun.left_before(5) == [("patience", 4)]
+    assert begun.left_before(6) == []
+
+
 @pytest.mark.parametrize("fail", [False, True])
 async def test_a_scope_that_struck_has_struck_though_its_block_ends_in_time_now(trees: Trees, fail: bool) -> None:
     """What it awaits is quicker than the way of another task to the call that it stood in then: the job was dead."""

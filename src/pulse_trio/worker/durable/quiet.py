@@ -105,6 +105,10 @@ class Quiet:
         self._tell(call, since=self._busy_at if self._said == 1.0 else history.latest)
         history.let_go()
 
+    def leaves_scope(self, key: str, *, struck: bool) -> None:
+        """The task leaves a remembered scope, which has `struck` or not."""
+        self.begun.leaves(key, self._durable.history.replay.latest if struck else None)
+
     def _tell(self, call: Call, *, since: int) -> None:
         if (after := self.begun.tells(call.key, since=since)) is not None:
             self._durable.history.hold(Kind.MOMENT, BEGUN, f"={call.key}", repr(float(after)))

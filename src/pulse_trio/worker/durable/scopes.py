@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 REOPENED_WITHIN = 5.0
 """Seconds for which a deadline that has passed waits for the blocks in its scope, once the replay is over and the scope is
-open: so the scope ends when their children have. A handler comes to such a block at once, unless plain code before it waits
-for something else, and that is what the deadline is for."""
+open: so it ends when their children have. A handler comes to such a block at once, or waits in plain code before it."""
 
 
 @dataclass(slots=True)
@@ -63,8 +62,10 @@ class _SoFar:
     """The tasks that were busy when it struck, if that is known."""
     opened: bool = False
     """Whether it struck as it was opened."""
+    cuts_again: bool = False
+    """Whether it has struck again, and had cut plain awaits short in an attempt before."""
     in_time: bool = False
-    """Whether its block has ended in time in this attempt, but not in the one that came here first."""
+    """Whether its block has ended in time all the same."""
     late: bool | None = None
     """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
@@ -282,6 +283,7 @@ class Scope(NoScopeOfTrios):
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
         self._stood, self.line = stood(line), line.line
+        self._so_far.cuts_again = not (self._stood.late or self._stood.at)
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self, *, raises: bool) -> None:
@@ -304,17 +306,17 @@ class Scope(NoScopeOfTrios):
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
-        # What is around it may strike again, and its task go on, before its own line has its turn.
-        # So it is with a failure that came first: it cut short what the scope would have.
+        # What is around it may strike again, and its task go on, before its line has its turn; or a failure that came first.
         failed = error is not None and self._durable.failures.is_failure(error)
         fits = _struck_too if self.is_cut_from_outside or failed else _is_left_so
         replay = self._durable.history.replay
         if not self.inner.cancel_called and (line := replay.take_out(self.key, fits)) is not None:
             self.strike_again(line)
         elif error is None and not self.inner.cancel_called and (line := replay.take_out(self.key, _is_not_asked)):
-            # A plain await in it is quicker now than the calls of other tasks that stood when it struck.
+            # A plain await in it is quicker than the calls of other tasks that stood when it struck.
             self._so_far.in_time = True
             self.strike_again(line)
+        self._so_far.in_time |= error is None and self._so_far.cuts_again
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
             if self._so_far.late is None:
@@ -350,9 +352,7 @@ class Scope(NoScopeOfTrios):
                 self.inner.deadline = math.inf
                 self._durable.quiet.striking.ends(self)
                 self._durable.scopes.remove(self)
-                self._durable.quiet.begun.leaves(
-                    self.key, self._durable.history.replay.latest if self._stood is not None else None
-                )
+                self._durable.quiet.leaves_scope(self.key, struck=self._stood is not None)
                 self._durable.history.replay.scopes.discard(self.key)
                 self._durable.cancelling.moves()
         if too_slow and self.cancelled_caught:

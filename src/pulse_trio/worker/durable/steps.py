@@ -305,7 +305,8 @@ def name_of(function: Callable[..., Any], what: str = "job.step") -> str:
             "handler, without a step."
         )
     if not callable(plain):
-        raise UsageError(f"{what} takes a function and its arguments, got {function!r:.200}.")
+        hint = f": write `{what}({plain.__name__}, ...)`" if inspect.iscoroutine(plain) else ""
+        raise UsageError(f"{what} takes a function and its arguments, got {function!r:.200}{hint}.")
     return storable(str(getattr(plain, "__name__", type(plain).__name__)))[:200]
 
 
