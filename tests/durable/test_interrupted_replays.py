@@ -551,3 +551,26 @@ async def test_a_refund_that_has_failed_has_undone_nothing(trees: Trees) -> None
 
     found = await ended(trees, trees.enqueue("order"))
     assert (found["state"], ledger) == ("completed", ["charged", "shipped"])
+
+
+async def test_another_way_that_an_attempt_took_because_plain_code_had_failed_need_not_be_taken_again(
+    trees: Trees,
+) -> None:
+    """It undoes nothing, which `job.cleanup()` would say."""
+    lost = Lost(trees)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        try:
+            if job.attempt == 1:
+                raise ConnectionError("the cache is away for a moment")
+            found = "cached"
+        except ConnectionError:
+            await job.step(lost.writes_and_is_lost, job)
+            found = "fetched"
+        await job.step(lost.writes, found)
+        return found
+
+    job_id = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    assert (await ended(trees, job_id))["result"] == "cached"

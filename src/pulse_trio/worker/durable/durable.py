@@ -370,6 +370,10 @@ class Durable:
 
     # The attempt
 
+    def cleans_up(self, scope: trio.CancelScope) -> None:
+        """A `job.cleanup()` of the handler begins, with this scope."""
+        self.failures.clean_ups.add(scope)
+
     def clean_up_failed(self, error: BaseException) -> None:
         """A `job.cleanup()` of the handler ends with this exception."""
         self.failures.of_clean_up = error

@@ -72,7 +72,7 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "of_clean_up")
+    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "clean_ups", "of_clean_up")
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -81,6 +81,8 @@ class Failures:
         """Those after which the task has gone on: each attempt gets them."""
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
+        self.clean_ups = set[trio.CancelScope]()
+        """The scopes of all `job.cleanup()`."""
         self.of_clean_up: BaseException | None = None
         """What the last `job.cleanup()` that has failed has raised."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []

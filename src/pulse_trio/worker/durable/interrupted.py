@@ -15,7 +15,7 @@ import trio
 from ...describing import headline_of, leaves_of, storable
 from ...errors import ChildFailed, ReplayMismatch
 from ...lines import BeyondLimit, Kind
-from ...trio_internals import failures_in, opened_by
+from ...trio_internals import failures_in, opened_by, scopes_around
 from .failures import reasons_of
 
 if TYPE_CHECKING:
@@ -63,14 +63,22 @@ def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) ->
 
 
 def note_plain_failure(durable: Durable, call: Call) -> bool:
-    """A call begins. Remembers of which failure of plain code it is made. Returns whether that is to be written first."""
-    history = durable.history
+    """A call begins. Remembers of which failure of plain code it is made. Returns whether that is to be written first: what is
+    done in a `job.cleanup()` undoes something. (Elsewhere it may be another way to the same, which a later attempt need not
+    take.)"""
+    history, task = durable.history, trio.lowlevel.current_task()
     if not history.replay.over:
         return False
-    error, waits = plain_failure(durable, {trio.lowlevel.current_task(): call}), history.replay.unopened.waits
+    error, waits = plain_failure(durable, {task: call}), history.replay.unopened.waits
     if error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    history.moment(UNDONE, 0.0, storable(headline_of(error))[:_TEXT], anew=True)
+    said, clean_ups = storable(headline_of(error))[:_TEXT], durable.failures.clean_ups
+    if clean_ups.isdisjoint(scopes_around(task)):
+        if UNDONE not in history.replay.moments:
+            history.replay.moments[UNDONE] = 1.0
+            history.hold(Kind.MOMENT, UNDONE, said, "1.0")
+        return False
+    history.moment(UNDONE, 0.0, said, anew=True)
     waits.undoing, waits.undoes = "", (id(error), history.latest)
     return True
 

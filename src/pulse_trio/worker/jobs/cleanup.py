@@ -52,14 +52,16 @@ class CleanUp:
         if waits:
             scope.deadline = trio.current_time() + (scope.deadline - trio.current_time()) / 2
         self._common.stops.cleaning.add(self)
-        handled = sys.exception()
+        handled, attempt = sys.exception(), getattr(self._job, "durability", None)
+        if attempt is not None:
+            attempt.cleans_up(scope)
         try:
             with scope:
                 yield scope
         except BaseException as error:
             # The handler's word on its job, and what it handles, may be raised in it.
-            if error is not handled and not issubclass(type(error), (trio.Cancelled, *WISHES)):
-                self._has_failed(error)
+            if attempt is not None and error is not handled and not issubclass(type(error), (trio.Cancelled, *WISHES)):
+                attempt.clean_up_failed(error)
             raise
         finally:
             if self._job.cancel_reason is not None and scope in self._follows:
@@ -76,10 +78,6 @@ class CleanUp:
                     "what it would still have done is not done"
                 )
             self._common.observer.emit(CleanupCut(claim.id, claim.kind, claim.attempt, self._common.cleanup))
-
-    def _has_failed(self, error: BaseException) -> None:
-        if (attempt := getattr(self._job, "durability", None)) is not None:
-            attempt.clean_up_failed(error)
 
     def _shield(self) -> trio.CancelScope:
         limit, around = self._common.cleanup, trio.current_effective_deadline()

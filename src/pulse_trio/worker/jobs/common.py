@@ -10,6 +10,8 @@ from ...durable_calls import DurableCalls
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    import trio
+
     from ...jobs import CancelReason, Claim, JobTransaction, Outcome
     from ...observe import Observer
     from .cleanup import CleanUp
@@ -93,6 +95,10 @@ class Attempt(DurableCalls, Protocol):
 
     def task_failed(self, error: BaseException) -> None:
         """A task of `job.nursery` ends with an exception."""
+        ...
+
+    def cleans_up(self, scope: trio.CancelScope) -> None:
+        """A `job.cleanup()` of the handler begins, with this scope."""
         ...
 
     def clean_up_failed(self, error: BaseException) -> None:
