@@ -470,6 +470,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         # Functions: tests/store/test_tree_reads.py counts the pages that they read.
         "write_lines",
         "resume",
+        "begin_afresh",
         "forget_history",
         "send_event",
         "receive_events",
