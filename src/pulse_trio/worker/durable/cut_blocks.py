@@ -87,7 +87,8 @@ class CutBlocks:
         after = self._told.get(key)
         if after is None:
             return False
-        line = self._durable.history.replay.next_line
-        if line is not None and line.line <= after:
+        replay = self._durable.history.replay
+        # The task of the line that was handed out last goes on first.
+        if replay.has_given or (replay.next_line is not None and replay.next_line.line <= after):
             return True
         return next(one for one in self._told if one in self._open) != key

@@ -114,6 +114,11 @@ class Replay:
         return not self._lines and (self._calls.given is None or self._calls.given.line is None)
 
     @property
+    def has_given(self) -> bool:
+        """Whether a call has its line, and is about to go on."""
+        return self._calls.given is not None
+
+    @property
     def idle(self) -> bool:
         """Whether calls wait, and none of them is about to go on."""
         return bool(self._calls.waiting) and self._calls.given is None
