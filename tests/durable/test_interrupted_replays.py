@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from support.trees import Trees
 
 
-async def ended(trees: Trees, job_id: int) -> dict[str, Any]:
-    with trio.fail_after(30):
-        while trees.job(job_id)["finished_at"] is None:
-            await trees.burst(log=False)
-            trees.again()
-    return trees.job(job_id)
-
-
 def owes(trees: Trees, job_id: int) -> bool:
     """Whether its clean-up did not end."""
     (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
@@ -102,7 +94,7 @@ async def test_a_task_that_is_cut_before_the_line_of_the_one_that_fails_is_no_mi
         return "all fetched"
 
     job_id = trees.enqueue("order")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["result"]) == ("completed", "all fetched")
     second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
     assert outcomes(trees, job_id) == ["failed", second, "completed"]
@@ -156,12 +148,12 @@ async def test_what_the_handler_calls_because_of_it_is_refused(trees: Trees, whe
         return "all fetched"
 
     job_id = trees.enqueue("order")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     # Its budget is used up: no history says that anything was undone, and no code has changed.
     assert (found["state"], undone) == ("dead", [])
     assert "OSError: down" in found["error"].partition("\n")[0]
     SyncClient(trees.dsn).retry(job_id)
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["result"], undone, pages.called) == ("completed", "all fetched", [], ["b", "a"])
 
 
@@ -211,7 +203,7 @@ async def test_an_exception_that_comes_from_the_history_is_a_mismatch_still(tree
         raise OSError("after it")
 
     job_id = trees.enqueue("order")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["attempt"]) == ("dead", 2)
     assert found["error"].startswith("ReplayMismatch: ")
     assert calls[-1] == "report"
@@ -235,7 +227,7 @@ async def test_a_failure_of_plain_code_after_the_history_is_undone(trees: Trees)
             raise
 
     job_id = trees.enqueue("order")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], calls) == ("dead", ["charge", "refund"])
 
 
@@ -311,7 +303,7 @@ async def test_a_cancelled_job_owes_its_clean_up_where_another_task_fails_before
     job_id, client = trees.enqueue("order"), SyncClient(trees.dsn)
     await trees.burst(log=False)
     client.cancel(job_id)
-    await ended(trees, job_id)
+    await trees.ended(job_id)
     assert (trees.job(job_id)["state"], owes(trees, job_id), "refund" in calls) == ("cancelled", True, False)
     client.retry(job_id)
     await trees.burst(log=False)
@@ -352,7 +344,7 @@ async def test_plain_code_that_fails_before_a_block_that_is_open_undoes_nothing(
 
     job_id = trees.enqueue("order")
     await trees.burst(queues=["default"])
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["result"], ledger) == ("completed", "packed", ["charged"])
     second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
     assert outcomes(trees, job_id) == ["suspended", second, "completed"]
@@ -385,7 +377,7 @@ async def test_plain_code_that_fails_before_a_wait_for_an_event_undoes_nothing(
     job_id = trees.enqueue("order")
     await trees.burst()
     SyncClient(trees.dsn).send_event(job_id, "approved", "yes")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["result"], ledger) == ("completed", "yes", ["charged"])
     then = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
     assert outcomes(trees, job_id) == ["suspended", then, then, "completed"]
@@ -410,7 +402,7 @@ async def test_what_has_failed_before_a_wait_in_its_handling_may_fail_again(tree
     job_id = trees.enqueue("order")
     await trees.burst()
     SyncClient(trees.dsn).send_event(job_id, "repaired", "yes")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], found["result"], ledger) == ("completed", "yes", ["refunded"])
 
 
@@ -433,7 +425,7 @@ async def test_a_failure_after_the_event_was_received_is_undone(trees: Trees) ->
     job_id = trees.enqueue("order")
     await trees.burst()
     SyncClient(trees.dsn).send_event(job_id, "approved")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], ledger, outcomes(trees, job_id)) == (
         "dead",
         ["charged", "refunded"],
@@ -465,7 +457,7 @@ async def test_a_compensation_after_plain_code_that_does_not_fail_again_is_named
             raise
 
     job_id = trees.enqueue("order")
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert (found["state"], outcomes(trees, job_id)) == ("dead", ["failed", "discarded"])
     assert "plain code" in found["error"]
     assert f"jobs retry {job_id} --afresh" in found["error"]
@@ -515,7 +507,7 @@ async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_
 
     job_id = trees.enqueue("order")
     await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
-    found = await ended(trees, job_id)
+    found = await trees.ended(job_id)
     assert found["state"] == "dead"
     if fails == 2:
         assert lost.ledger == ["charged", "refunded", "refunded"]
@@ -525,7 +517,7 @@ async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_
     assert "had begun to undo what it did when its worker was lost" in found["error"]
     assert "ConnectionError: away for a moment" in found["error"]
     SyncClient(trees.dsn).retry(job_id)
-    assert (await ended(trees, job_id))["result"] == "done"
+    assert (await trees.ended(job_id))["result"] == "done"
     assert lost.ledger == ["charged", "refunded", *([] if returns else ["shipped"])]
 
 
@@ -549,7 +541,7 @@ async def test_a_refund_that_has_failed_has_undone_nothing(trees: Trees) -> None
             await job.step(refund)  # noqa: ASYNC120 -- as a handler would
             raise
 
-    found = await ended(trees, trees.enqueue("order"))
+    found = await trees.ended(trees.enqueue("order"))
     assert (found["state"], ledger) == ("completed", ["charged", "shipped"])
 
 
@@ -573,4 +565,4 @@ async def test_another_way_that_an_attempt_took_because_plain_code_had_failed_ne
 
     job_id = trees.enqueue("order")
     await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
-    assert (await ended(trees, job_id))["result"] == "cached"
+    assert (await trees.ended(job_id))["result"] == "cached"

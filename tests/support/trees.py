@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from pulse_trio import Handlers, SyncClient, Worker
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
@@ -42,6 +44,14 @@ class Trees:
             self.handlers, self.dsn, burst=True, instruments=[self.events], kept=kept_for(self.dsn), **settings
         )
         return await worker.run()
+
+    async def ended(self, job_id: int) -> dict[str, Any]:
+        """The job, which is run until it has ended."""
+        with trio.fail_after(30):
+            while self.job(job_id)["finished_at"] is None:
+                await self.burst(log=False)
+                self.again()
+        return self.job(job_id)
 
     def enqueue(self, kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
         """The id of a new job."""

@@ -58,9 +58,9 @@ class CleanUp:
         try:
             with scope:
                 yield scope
-        except BaseException as error:
+        except Exception as error:
             # The handler's word on its job, and what it handles, may be raised in it.
-            if attempt is not None and error is not handled and not issubclass(type(error), (trio.Cancelled, *WISHES)):
+            if attempt is not None and error is not handled and not issubclass(type(error), WISHES):
                 attempt.clean_up_failed(error)
             raise
         finally:
