@@ -14,7 +14,18 @@ from pulse_trio.cli.doctor import doctor
 from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_line, judge_server
 from pulse_trio.store import health
 from pulse_trio.store.family import StuckJobs, StuckTree, StuckTrees
-from pulse_trio.store.health import MOST_LEFT, Failing, Health, Holder, Left, PutBack, Quarantined, Server, Storage
+from pulse_trio.store.health import (
+    MOST_LEFT,
+    Failing,
+    Health,
+    Holder,
+    Left,
+    Owing,
+    PutBack,
+    Quarantined,
+    Server,
+    Storage,
+)
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import QueueRecord
 from pulse_trio.store.watching import Depths
@@ -238,6 +249,7 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
         ({"queues": [replace(QUEUE, oldest_available_age=400.0)]}, "warning", "backlog", "due for 6 min 40 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
+        ({"owing": Owing(1, 17)}, "warning", "clean-ups", "job 17 owes its clean-up"),
         ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were released 12 times"),
         (
             {"put_back": [PutBack("lost", 1, 1, 99)]},

@@ -447,7 +447,7 @@ async def test_more_than_one_act_takes_is_said_and_the_newest_are_taken(
         ({"verb": "retry"}, "Say which state"),
         ({"verb": "drop", "state": "dead"}, "Say what to do"),
         ({"verb": "retry", "state": "sad"}, "There is no state"),
-        ({"verb": "retry", "state": "dead", "since": "soon"}, "a moment is"),
+        ({"verb": "retry", "state": "dead", "since": "soon"}, "A moment is"),
         ({"verb": "retry", "state": "dead", "worker": "x"}, "A worker is its id"),
         ({"verb": "retry", "ids": "x"}, "whole number"),
         ({"verb": "retry", "ids": "9" * 30}, "whole number"),

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..states import State
+from ..store.filtering import FILTERS
 from ..text import parse_duration, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
-    from ..store.history import JobFilter
+    from ..store.filtering import JobFilter
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 STATES = [str(state) for state in State]
-NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key", "tag")
 
 
 def _read_by(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -75,6 +75,12 @@ _OPTIONS = (
     click.option("--unique-key", metavar="KEY", help="Only jobs with this unique key."),
     click.option("--key", metavar="KEY", help="Only jobs with this key, which limits and turns use."),
     click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+    click.option(
+        "--owes-clean-up",
+        is_flag=True,
+        default=None,
+        help="Only finished durable jobs whose job.cleanup() did not end well.",
+    ),
 )
 
 
@@ -87,10 +93,13 @@ def filter_options(command: F) -> F:
 
 def filter_of(given: Mapping[str, Any]) -> JobFilter:
     """The filter from a command's arguments, without those that were not given."""
-    chosen: Any = {name: given[name] for name in NAMES if given.get(name) is not None}
+    chosen: Any = {name: given[name] for name in FILTERS if given.get(name) is not None}
     return chosen
 
 
 def described(chosen: Mapping[str, Any]) -> str:
     """`state dead, kind send_welcome`."""
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in chosen.items())
+    return ", ".join(
+        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}"
+        for name, value in chosen.items()
+    )

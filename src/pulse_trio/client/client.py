@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ..observe import Instrument
     from ..states import State
     from ..store.audit import AuditRecord
+    from ..store.filtering import JobFilter
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
@@ -265,7 +266,7 @@ class Client:
         limit: int = 50,
         before: int | None = None,
         timeout: float | None = history.PATIENCE,  # noqa: ASYNC109 -- the server's to keep, not Trio's
-        **chosen: Unpack[history.JobFilter],
+        **chosen: Unpack[JobFilter],
     ) -> list[operations.JobRecord]:
         """Jobs, newest first, filtered as `JobFilter` says; the next page is the one `before` the last id of this.
 
@@ -387,7 +388,7 @@ class Client:
         return results
 
     async def retry_many(
-        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
+        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[JobFilter]
     ) -> history.Retried:
         """Retries the jobs that match (see `JobFilter`; a `state` is required), oldest first, at most `limit`. With `rate`,
         that many come due each second, from now on. Jobs that cannot be retried are in `refused`, with the reason. Raises
@@ -399,7 +400,7 @@ class Client:
         """Deletes a job that is not running, for good, with its attempts. Raises `UnknownJob` or `InvalidTransition`."""
         await self._run(history.delete(job_id))
 
-    async def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
+    async def delete_many(self, *, limit: int | None = None, **chosen: Unpack[JobFilter]) -> history.Deleted:
         """The same for the jobs that match (see `JobFilter`; a `state` is required), at most `limit`, in batches. Raises
         `UsageError` (`ConfigurationError` for a filter that does not exist); nothing was deleted then."""
         chosen = checked_filter(chosen, "limit")

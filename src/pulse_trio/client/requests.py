@@ -22,7 +22,7 @@ from ..handlers import (
     request_of,
     said_of,
 )
-from ..store.history import JobFilter
+from ..store.filtering import JobFilter
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -43,6 +43,7 @@ _TAKES: dict[str, tuple[tuple[type, ...], str]] = {
     "since": ((datetime, timedelta), "a datetime with its offset, or a timedelta before now"),
     "until": ((datetime, timedelta), "a datetime with its offset, or a timedelta before now"),
     "worker": ((str, int), "a session's id or host:pid"),
+    "owes_clean_up": ((bool,), "True or False"),
 }
 """What filters take that take no text."""
 
@@ -55,7 +56,7 @@ def checked_filter(chosen: JobFilter, *also: str) -> JobFilter:
     refuse_unknown("filter", chosen.keys() - known, {*known, *also})
     for name, value in chosen.items():
         types, what = _TAKES.get(name, ((str,), "one text"))
-        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
             raise ConfigurationError(f"The filter {name!r} takes {what}, got {reprlib.repr(value)}.")
     return chosen
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ..observe import Instrument
     from ..states import State
     from ..store.audit import AuditRecord
+    from ..store.filtering import JobFilter
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
@@ -316,14 +317,14 @@ class SyncClient:
         limit: int = 50,
         before: int | None = None,
         timeout: float | None = history.PATIENCE,
-        **chosen: Unpack[history.JobFilter],
+        **chosen: Unpack[JobFilter],
     ) -> list[operations.JobRecord]:
         """Jobs, newest first; see `Client.jobs`."""
         chosen = checked_filter(chosen, "limit", "before", "timeout")
         return self.run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 
     def retry_many(
-        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
+        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[JobFilter]
     ) -> history.Retried:
         """Retries the jobs that match; see `Client.retry_many`."""
         chosen = checked_filter(chosen, "limit", "rate")
@@ -333,7 +334,7 @@ class SyncClient:
         """Deletes a job that is not running. Raises `UnknownJob` or `InvalidTransition`."""
         self.run(history.delete(job_id))
 
-    def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
+    def delete_many(self, *, limit: int | None = None, **chosen: Unpack[JobFilter]) -> history.Deleted:
         """Deletes the jobs that match; see `Client.delete_many`."""
         chosen = checked_filter(chosen, "limit")
         return self.run(history.delete_many(chosen, limit=limit))

@@ -13,7 +13,7 @@ from .trees import judge_trees
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..store.health import Health, Left, PutBack, Quarantined
+    from ..store.health import Health, Left, Owing, PutBack, Quarantined
     from ..store.operations import WorkerRecord
 
 _ENDED = "did not end when it was cancelled"
@@ -63,6 +63,8 @@ def diagnose(found: Health) -> Iterator[Finding]:
         )
     if not found.quarantined:
         yield Finding("ok", "quarantine", "no job is in quarantine")
+    if found.owing is not None and found.owing.jobs:
+        yield _owing(found.owing)
     yield from map(_released, found.put_back)
 
 
@@ -70,6 +72,19 @@ def crashes_of(job: Quarantined) -> str:
     """The crash record of a job in quarantine."""
     crashes = "1 crash" if job.crashes == 1 else f"{job.crashes} crashes"
     return f"{crashes}, {job.deaths} of them seen to be its own"
+
+
+def _owing(found: Owing) -> Finding:
+    """Finished jobs whose `job.cleanup()` did not end well: what they did is done, and not undone."""
+    one = found.jobs == 1
+    whose = f"job {found.newest} owes its" if one else f"{found.jobs:,} jobs (the newest is {found.newest}) owe their"
+    return Finding(
+        "warning",
+        "clean-ups",
+        f"{whose} clean-up: it began, or was due, and did not end well",
+        f"Mend what failed (pulse-trio jobs show {found.newest}), then pulse-trio jobs retry {found.newest}: it does the "
+        "rest of the clean-up. All of them: pulse-trio jobs list --owes-clean-up",
+    )
 
 
 def _released(back: PutBack) -> Finding:

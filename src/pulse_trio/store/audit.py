@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import InvalidArguments
 from ..states import storable
 from .arrays import numbers
-from .history import moment
+from .filtering import moment
 from .operations import Query
 
 if TYPE_CHECKING:

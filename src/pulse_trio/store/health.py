@@ -25,6 +25,8 @@ SCHEDULES = 100
 """How many schedules are looked at, as by the metrics."""
 MOST_LEFT = 10_000
 """How many jobs of stale workers are counted."""
+MOST_FAILED = 2_000
+"""How many of the newest jobs that did not complete are asked whether they owe a clean-up."""
 LIFT = (
     "Take it back (DROP POLICY ... ON ...; ALTER TABLE ... NO FORCE ROW LEVEL SECURITY; on tables but job_archive, attempt"
     " and cancellation also DISABLE ROW LEVEL SECURITY), or let the workers' roles and the schema's owner pass: ALTER ROLE ..."
@@ -126,6 +128,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Owing:
+    """How many of the newest `MOST_FAILED` jobs that did not complete owe their clean-up, and the newest of these."""
+
+    jobs: int
+    newest: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RowSecurity:
     """A table with row-level security that is not pulse-trio's own: `policies` are those that pulse-trio does not know.
     `hides`: rows may be hidden from this role, or (`forced`) from the schema's functions."""
@@ -163,6 +173,8 @@ class Health:
     """For how many seconds each schedule is late; the first hundred by name."""
     left: Left | None = None
     """What stale workers still hold; None if there is no such worker."""
+    owing: Owing | None = None
+    """Finished jobs that owe a clean-up; None if this role may not ask."""
 
 
 def server() -> Operation[Server]:
@@ -184,10 +196,13 @@ def health(known: Server) -> Operation[Health]:
     found = yield from workers()
     found_queues = [each.record for each in (yield from listed(MOST)).queues]
     behind: int | None = None
-    ((may_count, may_look, _),) = yield Query("doctor_may_ids", {}, PATIENCE)
+    ((may_count, may_ask, may_look, _),) = yield Query("doctor_may_ids", {}, PATIENCE)
     if may_count:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
     suspects = yield from quarantined()
+    owing: Owing | None = None
+    if may_ask:
+        owing = Owing(*(yield Query("doctor_owing", {"most": MOST_FAILED}, PATIENCE))[0])
     hidden = yield from row_security()
     still = (yield from stuck()) if may_look else StuckTrees()
     *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, PATIENCE)
@@ -213,6 +228,7 @@ def health(known: Server) -> Operation[Health]:
         rescued,
         late,
         left,
+        owing,
     )
 
 

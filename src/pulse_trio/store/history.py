@@ -7,15 +7,15 @@ that dies again during a mass retry is not retried for ever, and a deletion dele
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from ..codec import coded_result
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers import check_queue, encode_result
 from ..states import State, storable
 from .arrays import numbers, texts
+from .filtering import parameters_of
 from .operations import Query, missing, places_of, record_of, unfinished_clean_ups, unmoved
 from .places import undeleted, undeleted_in, unretried
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..codec import Codec
     from ..records import JobRecord
+    from .filtering import JobFilter
     from .operations import Operation, Row
 
 BATCH = 500
@@ -32,30 +33,7 @@ PAGE = 4 * 1024 * 1024
 """Bytes of arguments and results in one answer, unless it is a single job."""
 PATIENCE = 10.0
 """Seconds that a list may take. A condition that no index supports is checked job by job."""
-
-
 _AGES = timedelta(days=36525)
-
-
-class JobFilter(TypedDict, total=False):
-    """Selects jobs. A field that is left out, or None, restricts nothing.
-
-    `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
-    moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, until then, by when it was
-    enqueued. `key` is the key under which limits and turns count the job (a tenant).
-    `tag` is one of the job's tags.
-    """
-
-    state: State | str | None
-    queue: str | None
-    kind: str | None
-    worker: int | str | None
-    since: datetime | timedelta | None
-    until: datetime | timedelta | None
-    error: str | None
-    unique_key: str | None
-    key: str | None
-    tag: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,53 +132,8 @@ def matching(
 def _matching(
     chosen: JobFilter, *, limit: int | None, before: int | None, timeout: float | None, sizes: bool
 ) -> Operation[Sequence[Row]]:
-    workers = yield from sessions_named(chosen.get("worker"))
-    parameters: dict[str, Any] = {
-        "state": state_named(chosen.get("state")),
-        "workers": workers,
-        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key", "tag")},
-        **moment("since", chosen.get("since")),
-        **moment("until", chosen.get("until")),
-        "before": before or 2**63 - 1,
-        "limit": limit,
-        "sizes": sizes,
-    }
+    parameters = (yield from parameters_of(chosen)) | {"before": before or 2**63 - 1, "limit": limit, "sizes": sizes}
     return (yield Query("matching_jobs", parameters, timeout))
-
-
-def state_named(given: State | str | None) -> str | None:
-    """A state's name. Raises `InvalidArguments`."""
-    if given is None:
-        return None
-    try:
-        return str(State(given))
-    except ValueError:
-        raise InvalidArguments(f"There is no state {given!r}; there are: {', '.join(State)}.") from None
-
-
-def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
-    """A moment, or a time span before now by the database's clock."""
-    if not isinstance(cast("object", given), (datetime, timedelta, NoneType)):
-        raise InvalidArguments(f"{name} is a datetime with its offset, or a timedelta before now, got {given!r:.200}.")
-    if isinstance(given, datetime) and given.tzinfo is None:
-        raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")
-    ago = given if isinstance(given, timedelta) else None
-    return {name: None if isinstance(given, timedelta) else given, f"{name}_ago": ago}
-
-
-def sessions_named(worker: int | str | None) -> Operation[str | None]:
-    """A worker's sessions, by its id or host:pid, as an array. Raises `InvalidArguments`, `UsageError` for an unknown one."""
-    if worker is None:
-        return None
-    if isinstance(worker, int) or worker.isdecimal():
-        return numbers([int(worker)])
-    host, _, pid = worker.rpartition(":")
-    if not host or not pid.isdecimal() or int(pid) >= 2**31:
-        raise InvalidArguments(f"A worker is its id or host:pid, as `pulse-trio workers` shows them, not {worker!r}.")
-    rows = yield Query("sessions_of", {"host": host, "pid": int(pid)})
-    if not rows:
-        raise UsageError(f"No worker {worker} is known. See: pulse-trio workers --all")
-    return numbers([row[0] for row in rows])
 
 
 # Retention

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..states import FINISHED, State
 from .arrays import numbers, texts
-from .history import moment, page, sessions_named, state_named
+from .filtering import parameters_of
+from .history import page
 from .operations import Query
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..records import JobRecord
-    from .history import JobFilter
+    from .filtering import JobFilter
     from .operations import Operation, Row
 
 WINDOW = 10_000
@@ -70,24 +71,19 @@ def search(chosen: JobFilter, *, limit: int, before: int | None = None, window: 
 
 
 def _parameters(chosen: JobFilter) -> Operation[dict[str, Any]]:
-    workers = yield from sessions_named(chosen.get("worker"))
-    state = state_named(chosen.get("state"))
+    parameters = yield from parameters_of(chosen)
+    state, owes = parameters["state"], parameters["owes"]
     ends = state is not None and State(state) in FINISHED
     unique = chosen.get("unique_key")
     queue = chosen.get("queue")
     queues: Sequence[str] = [queue] if queue is not None else []
     if unique is not None and queue is None:
         queues = [row[0] for row in (yield Query("live_queues", {}, PATIENCE))]
-    return {
-        "state": state,
-        "live": not ends,
+    return parameters | {
+        "live": not ends and not owes,
         "finished": state is None or ends,
-        "failed": (ends and state != State.COMPLETED) or chosen.get("error") is not None,
-        "workers": workers,
-        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key", "tag")},
+        "failed": (ends and state != State.COMPLETED) or chosen.get("error") is not None or owes is not None,
         "queues": texts(queues),
-        **moment("since", chosen.get("since")),
-        **moment("until", chosen.get("until")),
     }
 
 

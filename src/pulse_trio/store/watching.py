@@ -102,7 +102,7 @@ def unknown(queue: str) -> Operation[str | None]:
 def listed(most: int = LISTED) -> Operation[Depths]:
     """As `depths`, for a list that is made once: the fewer queues have jobs, the higher is the bound, but at most `most`. For a
     role that may only read the tables, every job is counted."""
-    ((_, _, may_bound),) = yield Query("doctor_may_ids", {})
+    ((*_, may_bound),) = yield Query("doctor_may_ids", {})
     if not may_bound:
         return Depths([_whole(record) for record in (yield from queues())], 0, cut_short=False, dead_capped=False)
     found = yield Query("live_queues", {})

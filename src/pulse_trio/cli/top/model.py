@@ -9,7 +9,7 @@ from ...states import FINISHED, State
 
 if TYPE_CHECKING:
     from ...records import JobRecord
-    from ...store.history import JobFilter
+    from ...store.filtering import JobFilter
     from .reading import Frame
 
 T = TypeVar("T")

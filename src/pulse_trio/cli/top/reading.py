@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from ...records import JobRecord
+    from ...store.filtering import JobFilter
     from ...store.glance import Counters
-    from ...store.history import JobFilter
 
 
 @dataclass(frozen=True, slots=True)

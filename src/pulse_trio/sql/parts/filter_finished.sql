@@ -11,3 +11,5 @@ AND (%(since_ago)s::interval IS NULL OR d.finished_at >= statement_timestamp() -
 AND (%(until)s::timestamptz IS NULL OR d.finished_at < %(until)s::timestamptz)
 AND (%(until_ago)s::interval IS NULL OR d.finished_at < statement_timestamp() - %(until_ago)s::interval)
 AND (%(error)s::text IS NULL OR d.state <> :state.completed AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
+AND (%(owes)s::boolean IS NOT TRUE
+     OR d.state <> :state.completed AND EXISTS (SELECT FROM :"schema".unfinished_clean_ups(ARRAY[d.id])))

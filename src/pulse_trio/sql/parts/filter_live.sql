@@ -1,6 +1,7 @@
 -- The conditions of a filter on the row j of a live job, beside those on its state, unique key and tag. A job's time is when it
 -- was enqueued; its error is that of the view `jobs`.
-(%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
+%(owes)s::boolean IS NOT TRUE
+AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
 AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
 AND (%(workers)s::bigint[] IS NULL OR j.state = :state.running AND j.locked_by = ANY (%(workers)s::bigint[]))
 AND (%(key)s::text IS NULL OR j.key = %(key)s::text)

@@ -16,7 +16,9 @@ from starlette.responses import JSONResponse
 
 from ...errors import InvalidArguments, UsageError
 from ...store import cancelling, history
-from ...text import count_of, parse_moment
+from ...store.filtering import FILTERS
+from ...text import count_of
+from ..filters import chosen_of
 from ..rendering import page
 from ..security import passage_of, within
 from ..site import site_of
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from ...store.history import JobFilter
+    from ...store.filtering import JobFilter
     from ..database import Database
 
 MOST = 10_000
@@ -39,7 +41,6 @@ VALID = 15 * 60
 _STEP, _STEPS = 1.0, 20.0
 """Seconds of work for one request: of a script that shows each step, and of a plain form."""
 PAST = {"cancel": "cancelled", "retry": "retried", "delete": "deleted"}
-FILTERS = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key", "tag")
 _SAMPLE = 10
 
 
@@ -134,15 +135,8 @@ def _selected(request: Request) -> list[int]:
 async def _matching(database: Database, said: dict[str, str]) -> list[int]:
     if "state" not in said:
         raise UsageError("Say which state of jobs is meant, such as dead: without one every job would be chosen.")
-    chosen: dict[str, Any] = dict(said)
-    for name in ("since", "until"):
-        if name in chosen:
-            try:
-                chosen[name] = parse_moment(chosen[name])
-            except ValueError as error:
-                raise InvalidArguments(f"{error}.") from None
     # One more than an act takes tells whether there are more.
-    found = history.matching(cast("JobFilter", chosen), limit=MOST + 1, timeout=PATIENCE)
+    found = history.matching(chosen_of(said), limit=MOST + 1, timeout=PATIENCE)
     return await database.read(found, patience=PATIENCE)
 
 

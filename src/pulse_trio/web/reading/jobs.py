@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from ...errors import TookTooLong, UsageError
 from ...states import State
 from ...store import history, searching
+from ...store.filtering import FILTERS
 from ...store.operations import Query
-from ...text import parse_moment
+from ..filters import chosen_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime, timedelta
 
     from ...records import JobRecord
-    from ...store.history import JobFilter
     from ...store.operations import Operation, Row
     from ..database import Database
 
 PAGE = 50
 """Jobs on one page."""
-NAMES = ("state", "queue", "kind", "key", "tag", "unique_key", "worker", "error", "since", "until")
-"""The filters of `pulse-trio jobs list`; an id finds one job."""
 STATES = tuple(str(state) for state in State)
 
 
@@ -45,19 +42,19 @@ class Jobs:
     @property
     def form(self) -> dict[str, str]:
         """Every filter, empty where none was given."""
-        return dict.fromkeys(("id", *NAMES), "") | self.given
+        return dict.fromkeys(("id", *FILTERS), "") | self.given
 
 
 async def read(database: Database, given: Mapping[str, str]) -> Jobs:
     """One page of the jobs that match the filters of a query string; a filter that cannot be read is its `problem`."""
-    said = {name: text for name in ("id", *NAMES, "before") if (text := _clean(given.get(name)))}
+    said = {name: text for name in ("id", *FILTERS, "before") if (text := _clean(given.get(name)))}
     before = said.pop("before", "")
     queues = [row[0] for row in await database.read(_queues())]
     try:
         start = _id(before) if before else None
         if "id" in said:
             return Jobs(await database.read(history.page([_id(said["id"])])), given=said, queues=queues)
-        found = await database.read(searching.search(_filter(said), limit=PAGE, before=start))
+        found = await database.read(searching.search(chosen_of(said), limit=PAGE, before=start))
     except TookTooLong:
         problem = "This search took longer than 2 s and was stopped. Add a state, a queue or an id."
         return Jobs([], given=said, problem=problem, queues=queues)
@@ -75,22 +72,6 @@ def _id(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 19 or not 0 < int(text) < 2**63:
         raise UsageError(f"A job's id is a whole number above 0, not {text[:40]!r}.")
     return int(text)
-
-
-def _filter(said: Mapping[str, str]) -> JobFilter:
-    chosen: dict[str, Any] = {name: said[name] for name in NAMES if name in said}
-    for name in ("since", "until"):
-        if name in chosen:
-            chosen[name] = _moment(chosen[name])
-    return cast("JobFilter", chosen)
-
-
-def _moment(text: str) -> datetime | timedelta:
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        message = str(error)
-        raise UsageError(f"{message[:1].upper()}{message[1:]}.") from None
 
 
 def _queues() -> Operation[Sequence[Row]]:
