@@ -9,6 +9,7 @@ import pytest
 from pulse_trio import states
 from pulse_trio.client import sync
 from pulse_trio.testing.kept import connected, keeping
+from pulse_trio.worker.durable import cut_blocks, quiet, resuming, seen
 from support.grounds import Ground
 from support.stores import Window
 from support.trees import Trees
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 def late_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed attempt is due again in an hour, so that no burst runs it by chance: the delay is drawn from 0 on."""
     monkeypatch.setattr(states, "retry_delay", lambda _: 3600.0)
+
+
+@pytest.fixture(autouse=True)
+def no_replay_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that stands still, which would go on after ten seconds, never does: the test fails."""
+    _stand_still(monkeypatch, 3600.0)
+
+
+@pytest.fixture
+def replay_stands_still(no_replay_stands_still: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on after half a second: the plain code of the test is another one in a later attempt."""
+    _stand_still(monkeypatch, 0.5)
+
+
+def _stand_still(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(seen, "_LONG", seconds)
+    monkeypatch.setattr(resuming, "_LONG", seconds)
+    monkeypatch.setattr(quiet, "_LONGEST", seconds)
+    monkeypatch.setattr(cut_blocks, "_LONGEST", seconds)
 
 
 @pytest.fixture(autouse=True)

@@ -120,3 +120,43 @@ async def test_blocks_that_are_cut_short_together_end_in_the_same_order(trees: T
         await trees.burst()
     assert trees.job(job_id)["state"] == "completed"
     assert decided == [(["c", "b", "a"], ["c", "b", "a"])] * 2
+
+
+async def test_a_block_that_a_deadline_cuts_short_beside_a_progress_bar_is_left_after_that_deadline(
+    trees: Trees,
+) -> None:
+    """Ten seconds in each later attempt, before: the block was to be left before the deadline's line, and waited for it."""
+    begun = trio.Event()
+
+    async def note(what: str) -> str:
+        return what
+
+    @trees.handlers.job
+    async def child() -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        async def progress() -> None:
+            while True:  # noqa: ASYNC110 -- as a user writes it
+                await trio.sleep(0.01)
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(progress)
+            with job.move_on_after(0.3, key="patience") as patience:
+                async with job.durable_nursery(key="block") as nursery:
+                    nursery.start_soon(child)
+                    await nursery.flush()
+                    await begun.wait()
+            cut = await job.step(note, f"cut {patience.cancelled_caught}", key="cut")
+            tasks.cancel_scope.cancel()
+        await job.wait_for_event("go")
+        return cut
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst()
+    assert trees.job(job_id)["result"] == "cut True"

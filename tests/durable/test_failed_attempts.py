@@ -262,6 +262,7 @@ async def test_a_task_that_fails_before_it_has_started_fails_its_caller_who_may_
 
 
 @pytest.mark.parametrize("fails", ["a step", "plain code", "a task beside it"])
+@pytest.mark.usefixtures("replay_stands_still")
 async def test_a_deadline_counts_again_where_an_attempt_failed_of_what_has_left_its_scope(
     trees: Trees, fails: str
 ) -> None:

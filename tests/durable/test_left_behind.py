@@ -116,6 +116,7 @@ async def test_the_compensation_is_found_again_by_the_attempt_after_a_lost_one(
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("replay_stands_still")
 async def test_so_it_is_where_the_call_has_waited_for_its_turn_in_the_replay_first(trees: Trees, left: Left) -> None:
     replayed = trio.Event()
 

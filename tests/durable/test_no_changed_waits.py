@@ -145,6 +145,7 @@ async def test_a_handler_that_sleeps_until_a_child_has_ended_wakes_when_it_has(t
 
 
 @pytest.mark.parametrize("when", ["before", "now", "still waits"])
+@pytest.mark.usefixtures("replay_stands_still")
 async def test_another_task_may_have_cut_the_main_one_short(trial: Trial, when: str) -> None:
     async def race(trial: Trial, job: Job) -> str:
         scope = trio.CancelScope()

@@ -524,6 +524,7 @@ async def test_the_next_durable_call_waits_for_the_children_of_a_block_that_was_
     assert (trees.job(job_id)["state"], calls) == ("completed", ["child has ended", "note"])
 
 
+@pytest.mark.usefixtures("replay_stands_still")
 async def test_children_that_were_left_behind_are_waited_for_by_the_task_of_their_scope_alone_and_after_a_replay_too(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from pulse_trio import RetryAfter
 from pulse_trio.describing import ask, carried, error_text, leaves_of
 from pulse_trio.states import outcome_of_error
 from support.hostile import BASES, SHAPES, cases, hostile
@@ -117,3 +118,11 @@ def test_the_seconds_of_a_wish_that_cannot_be_read_are_a_failure() -> None:
             assert outcome.kind == "failed"
             assert outcome.error is not None
             assert f"The seconds of this {base} cannot be read" in outcome.error
+
+
+def test_a_retry_after_names_its_cause_on_its_first_line() -> None:
+    error = RetryAfter(60, afresh=True)
+    assert error_text(error).startswith("RetryAfter: 60\n")
+    error.__cause__ = ExceptionGroup("both", [RuntimeError("no truck in Berlin"), ValueError("no\nseats")])
+    first, _, _ = error_text(error).partition("\n")
+    assert first == "RetryAfter: 60, because of RuntimeError: no truck in Berlin; ValueError: no seats"

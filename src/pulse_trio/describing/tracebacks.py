@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from ..jobs import RetryAfter
 from .attributes import (
     cause_of,
     context_of,
@@ -69,9 +70,12 @@ def error_text(error: BaseException) -> str:
 
 
 def headline_of(error: BaseException) -> str:
-    """`Type: message`, and of a group what is in it. May contain characters that PostgreSQL cannot store."""
+    """`Type: message`, and of a group what is in it. A `RetryAfter` has no message of its own: its cause is named. May contain
+    characters that PostgreSQL cannot store."""
     name, message = type_name(error), message_of(error)
     said = f"{name}: {message}" if message else name
+    if issubclass(type(error), RetryAfter) and (cause := cause_of(error)) is not None:
+        return f"{said}, because of {_named(cause)}"
     return f"{said}: {_named(error)}" if is_group(error) else said
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio import Handlers, Job, StepFailed
+from pulse_trio import ChildFailed, Discard, Handlers, Job, StepFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,6 +48,9 @@ class Drawing:
                 (2, "relay"),
                 (2, "bar"),
                 (2, "catch"),
+                (4, "block"),
+                (2, "late"),
+                (2, "pick"),
             ]
             if not holds:
                 kinds.append((3, "turn"))
@@ -74,9 +77,15 @@ class Drawing:
                 node["limiter"] = random.randrange(LIMITERS)
             case "fails":
                 node["ms"] = random.choice(TIMES)
+            case "block" | "late" | "pick":
+                node["ms"] = random.choice((5, 10, 20, 30, 50, 100))
+                node["children"] = [
+                    [random.choice(TIMES), random.choice(TIMES)] for _ in range(random.choice((1, 1, 2, 3)))
+                ]
+                node["fail"], node["collect"] = random.random() < 0.2, random.random() < 0.3
             case _:
                 pass
-        if kind in ("limit", "saga", "bar", "turn", "catch"):
+        if kind in ("limit", "saga", "bar", "turn", "catch", "block"):
             node["body"] = self.nodes(depth - 1, holds=holds or kind == "turn")
         return node
 
@@ -86,7 +95,19 @@ class Drawing:
         last = nodes[-1]
         while last["do"] == "bar":
             last = last["body"][-1]
-        if last["do"] not in ("step", "nap", "event", "first", "limit", "saga", "hedge", "catch"):
+        if last["do"] not in (
+            "step",
+            "nap",
+            "event",
+            "first",
+            "limit",
+            "saga",
+            "hedge",
+            "catch",
+            "block",
+            "late",
+            "pick",
+        ):
             nodes.append(self.of("step", 0, holds=holds))
         return nodes
 
@@ -255,6 +276,43 @@ class Racer:
             await self.run(node["body"])
             nursery.cancel_scope.cancel()
 
+    def start(self, nursery: Any, node: Node, *more: float) -> list[Any]:
+        """Starts a node's children, and those that take so many seconds."""
+        number, label = next(number for number, play in PLAYS.items() if play is self.play), node["label"]
+        times = [(ms / 1000, ms_more / 1000) for ms, ms_more in node["children"]] + [(seconds, 0.0) for seconds in more]
+        fails = [node["fail"] and count == 1 for count in range(len(times))]
+        return [
+            nursery.start_soon(
+                child.options(child_key=f"{label}-{count}"), number, f"{label}-{count}", *times[count], fails[count]
+            )
+            for count in range(len(times))
+        ]
+
+    async def do_block(self, node: Node) -> None:
+        async with self.job.durable_nursery(key=node["label"], collect=node["collect"]) as nursery:
+            children = self.start(nursery, node)
+            await self.run(node["body"])
+        await self.says(node["label"], [one.state for one in children])
+
+    async def do_late(self, node: Node) -> None:
+        """A deadline cuts a block short."""
+        label = node["label"]
+        with self.job.move_on_after(node["ms"] / 1000, key=f"limit {label}") as scope:
+            async with self.job.durable_nursery(key=label, collect=node["collect"]) as nursery:
+                self.start(nursery, node, 60.0)
+        await self.says(label, scope.cancelled_caught)
+
+    async def do_pick(self, node: Node) -> None:
+        """The first child that ends wins, as docs/how-to/durable-nursery.md has it."""
+        label = node["label"]
+        with self.job.move_on_after(60, key=f"limit {label}") as scope:
+            async with self.job.durable_nursery(key=label, collect=True) as nursery:
+                children = self.start(nursery, node, 60.0)
+                while not any(one.outcome for one in children):  # noqa: ASYNC110 -- as a user writes it
+                    await trio.sleep(0.005)
+                scope.cancel()
+        await self.says(label, [one.state for one in children])
+
     async def do_turn(self, node: Node) -> None:
         async with self.limiters[node["limiter"]]:
             await self.run(node["body"])
@@ -265,8 +323,8 @@ class Racer:
         async def catch(task: Callable[[], Awaitable[None]]) -> None:
             try:
                 await task()
-            except* StepFailed as group:
-                failed.extend(sorted({str(one) for one in leaves(group)}))
+            except* (StepFailed, ChildFailed) as group:
+                failed.extend(sorted({type(one).__name__ for one in leaves(group)}))
 
         await catch(lambda: self.run(node["body"]))
         await self.says(node["label"], bool(failed))
@@ -292,6 +350,20 @@ async def race(job: Job, number: int, program: list[Node]) -> str:
 
 
 OPTIONS: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.02, "crash_limit": 1000, "max_attempts": 5}
+
+
+@HANDLERS.job(**OPTIONS)
+async def child(job: Job, number: int, label: str, lasts: float, gives_back: float, fails: bool) -> str:
+    if (play := PLAYS.get(number)) is not None:
+        play.effects[f"child {label}"] += job.attempt == 1
+    try:
+        await trio.sleep(lasts)
+    finally:
+        with job.cleanup():
+            await trio.sleep(gives_back)  # noqa: ASYNC102 -- job.cleanup() is the shield
+    if fails:
+        raise Discard(label)
+    return label
 
 
 @HANDLERS.job(durable=True, suspend_after=0, **OPTIONS)

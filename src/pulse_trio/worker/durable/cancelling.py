@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from ...describing import leaves_of
+from ...errors import ReplayMismatch
 from ...handlers import UnfitArguments
 from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
@@ -27,7 +28,7 @@ from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .afresh import is_asked_by
 from .beginning import REFUSED
-from .interrupted import Interrupted
+from .interrupted import Interrupted, is_undone
 from .once_more import is_still_to_come, remember_at_the_end, runs_once_more
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
@@ -222,8 +223,11 @@ class Cancelling:
         if self._undone is True and all(issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)):
             return True
         durable = self._durable
-        had_failed = durable.history.replay.over and durable.failures.each_attempt_ends_so(error)
-        undone = self._undone is not False and durable.failures.of_clean_up is None
+        failures = durable.failures
+        had_failed = durable.history.replay.over and (
+            failures.each_attempt_ends_so(error) or failures.has_undone(error)
+        )
+        undone = self._undone is not False and failures.of_clean_up is None
         return undone and (had_failed or is_asked_by(error))
 
     async def ended(self, error: BaseException | None = None) -> bool:
@@ -238,24 +242,27 @@ class Cancelling:
         mismatch = fatal or (history.replay.left() if error is None else None)
         # What comes after a clean-up that was cut short may say that all is undone, and it is not.
         cut = durable.running.cut is not None
-        if mismatch is not None or cut or not self._ends_well(error):
+        # Plain code had failed, which need not fail again: there is nothing left to come to.
+        undone = not cut and issubclass(type(mismatch), ReplayMismatch) and is_undone(durable)
+        if not undone and (mismatch is not None or cut or not self._ends_well(error)):
             if (reason or self._held_back) in HELD_BACK and (cut or _is_the_jobs(mismatch or error)):
                 may_run = not cut and mismatch is None
                 return await self._is_still_to_come(mismatch or error, may_run=may_run)
             return False
+        reason = reason or (self._held_back if undone else None)
         if reason is None or reason in REFUSED:
             return False
         # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
         with trio.CancelScope(shield=True):
             await durable.running.children_ended()
-            if reason in HELD_BACK and not self.noted and error is not None and not _is_a_cancellation(error):
+            if reason in HELD_BACK and not self.noted and (undone or (error and not _is_a_cancellation(error))):
                 await remember_at_the_end(durable, reason, 0.0)
         # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
         if (
             self._failed
             or durable.running.cut
             or not self.noted
-            or not history.replay.over
+            or not (history.replay.over or undone)
             or history.holds(Kind.CANCELLED)
         ):
             return False

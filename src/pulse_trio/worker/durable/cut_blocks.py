@@ -32,7 +32,7 @@ _LONGEST = 10.0
 class CutBlocks:
     """Of one attempt."""
 
-    __slots__ = ("_durable", "_moved", "_open", "_told")
+    __slots__ = ("_durable", "_moved", "_open", "_told", "entering", "leaving")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -41,11 +41,19 @@ class CutBlocks:
         self._open = set[str]()
         """The keys of those that are open."""
         self._moved = trio.Event()
+        self.entering = set[trio.lowlevel.Task]()
+        """The tasks that come to a block, which is not open yet."""
+        self.leaving = set[trio.lowlevel.Task]()
+        """Those that wait for what came before they left theirs."""
 
     def resumes(self, lines: Sequence[Line]) -> None:
         """The attempts before have written these."""
         told = [line for line in lines if line.kind is Kind.MOMENT and line.key == LEFT]
         self._told = {line.name: int(float(line.value or 0)) for line in sorted(told, key=lambda line: line.line)}
+
+    def has(self, task: trio.lowlevel.Task, *, stands: bool) -> bool:
+        """Whether the task comes to a block, and does not stand in a call yet, or waits to leave one."""
+        return task in self.leaving or (not stands and task in self.entering)
 
     def opens(self, call: Call) -> None:
         """The block of this call is open."""
@@ -75,12 +83,19 @@ class CutBlocks:
             return
         longest = min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
         with trio.CancelScope(shield=True, deadline=running.lease_deadline), durable.awaiting(call):
-            with trio.move_on_after(longest):
-                while self._comes_before(call.key):
-                    await self._moved.wait()
+            self.leaving.add(trio.lowlevel.current_task())
+            try:
+                durable.hand_out()
+                with trio.move_on_after(longest):
+                    while self._comes_before(call.key):
+                        await self._moved.wait()
+            finally:
+                self.leaving.discard(trio.lowlevel.current_task())
             await durable.quiet.delivering.turn()
         if replay.over and call.key not in self._told:
-            history.hold(Kind.MOMENT, LEFT, call.key, repr(float(replay.latest)))
+            after, held = replay.latest, history.holds_what_came_before
+            # What cut it short, a failure or a cancellation, has its line just before this one then.
+            history.hold(Kind.MOMENT, LEFT, call.key, lambda number: repr(float(number - 1 if held else after)))
 
     def _comes_before(self, key: str) -> bool:
         """Whether a line or another block does."""

@@ -69,6 +69,7 @@ class Delivering:
         "_entered",
         "_failing",
         "_gate",
+        "_numbers",
         "_passed_over",
         "_queue",
         "holds",
@@ -78,6 +79,8 @@ class Delivering:
         self._durable = durable
         self._queue: dict[trio.lowlevel.Task, trio.Event] = {}
         """The tasks that have results and wait for their turn, the first one first."""
+        self._numbers: dict[trio.lowlevel.Task, int] = {}
+        """The numbers of their lines."""
         self.holds = False
         """Whether what strikes waits, because a result does."""
         self._coming = set[trio.lowlevel.Task]()
@@ -144,14 +147,23 @@ class Delivering:
         standing = self._durable.standing.items()
         return any(call.kind != "block" and self.is_cut(task) and not self.has(task) for task, call in standing)
 
-    async def turn(self) -> int | None:
-        """Returns when the current task may go on with its result, which is written: a cancellation waits, as long as the lease
-        is proven. Returns how many others are busy then; None if they are too many to look at."""
+    @property
+    def gone_on(self) -> int:
+        """The number of the last line after which its task has gone on, as a later attempt hands them out: those that are being
+        written, and those whose tasks wait for their turn, come after what happens now."""
+        gone_on = self._durable.history.gone_on
+        return min(gone_on, *(number - 1 for number in self._numbers.values())) if self._numbers else gone_on
+
+    async def turn(self, number: int | None = None) -> int | None:
+        """Returns when the current task may go on with its result, whose line, with this number, is written: a cancellation
+        waits, as long as the lease is proven. Returns how many others are busy then; None if they are too many to look at."""
         task = trio.lowlevel.current_task()
         busy = None if self._queue else self._durable.quiet.busy(besides=task)
         if self._queue or busy:
             self._hold()
             self._queue[task] = first = trio.Event()
+            if number is not None:
+                self._numbers[task] = number
             try:
                 with trio.CancelScope(shield=True, deadline=self._durable.running.lease_deadline):
                     if next(iter(self._queue)) is not task:
@@ -159,6 +171,7 @@ class Delivering:
                     busy = await self._others_rest(task)
             finally:
                 del self._queue[task]
+                self._numbers.pop(task, None)
                 self._next()
         return None if busy is None else len(busy)
 
@@ -173,6 +186,8 @@ class Delivering:
             next(iter(self._failing.values())).set()
         if self._queue:
             next(iter(self._queue.values())).set()
+        elif self.holds and not durable.history.replay.over:
+            self.holds = False  # what strikes waits for the end of the replay
         elif self.holds and not (self._coming or self._failing):
             soon = trio.current_time() + _PLAIN
             passes = any(durable.on_our_clock(scope.until) <= soon for scope in durable.scopes)

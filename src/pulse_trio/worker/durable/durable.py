@@ -30,6 +30,7 @@ from .own_tasks import is_own
 from .quiet import Quiet
 from .reordering import begin_anew
 from .resuming import give_way, help_on, help_those_who_ask
+from .seen import note_what_was_seen
 from .standing import Awaiting, keys_of, may_get_its_line
 from .suspension import Suspension
 
@@ -277,6 +278,9 @@ class Durable:
         where the tasks stood. `of`: it is known only that this scope has struck."""
         if not self.cancelling.is_met():
             return
+        if self.history.replay.over:
+            # The handler may have cut its own scope short because of it, and a later attempt waits until it does so again.
+            note_what_was_seen(self)
         at, around = self.keys_that_stand(), set(scopes_around(trio.lowlevel.current_task()))
         for scope in self.scopes:
             # What stands in another one may have its result already, and only wait for its turn: whether that struck too late

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import trio
+
 from ...errors import UsageError
 from .beginning import begin
 from .block import Block
@@ -33,10 +35,15 @@ class _Entering:
 
     async def __aenter__(self) -> DurableNursery:
         self._durable.running.run.check(_WHAT)
-        call = await begin(self._durable, "block", "", self._key, _WHAT)
-        number = await _number(self._durable, call.key)
-        block = Block(self._durable, number, collect=self._collect)
-        await block.seen.load()
+        entering, task = self._durable.quiet.cut_blocks.entering, trio.lowlevel.current_task()
+        entering.add(task)
+        try:
+            call = await begin(self._durable, "block", "", self._key, _WHAT)
+            number = await _number(self._durable, call.key)
+            block = Block(self._durable, number, collect=self._collect)
+            await block.seen.load()
+        finally:
+            entering.discard(task)
         self._opened = Opened(self._durable, call, block)
         return await self._opened.__aenter__()
 

@@ -33,7 +33,7 @@ from ...states import WISHES
 from ...trio_internals import coroutine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from .history import History
 
@@ -72,7 +72,7 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "clean_ups", "of_clean_up")
+    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "clean_ups", "of_clean_up", "undone")
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -85,6 +85,8 @@ class Failures:
         """The scopes of all `job.cleanup()`."""
         self.of_clean_up: BaseException | None = None
         """What the last `job.cleanup()` that has failed has raised."""
+        self.undone: list[Exception] = []
+        """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
@@ -135,11 +137,12 @@ class Failures:
     def each_attempt_ends_so(self, error: BaseException) -> bool:
         """Whether an exception of the handler is a failure after which it has gone on, or comes from one by its cause: no
         attempt can end otherwise. What the handler raises as its word on the job needs no cause."""
-        taken = {id(leaf) for failure in self._taken for leaf in leaves_of(failure.error)}
-        return bool(taken) and all(
-            any(id(reason) in taken for reason in reasons_of(leaf, contexts=issubclass(type(leaf), WISHES)))
-            for leaf in leaves_of(error)
-        )
+        return _comes_from(error, {id(leaf) for failure in self._taken for leaf in leaves_of(failure.error)})
+
+    def has_undone(self, error: BaseException) -> bool:
+        """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
+        `job.cleanup()` has ended well."""
+        return self.of_clean_up is None and _comes_from(error, set(map(id, self.undone)))
 
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
@@ -226,6 +229,7 @@ class Failures:
         self._open.clear()
         self._taken.clear()
         self.of_clean_up = None
+        self.undone.clear()
         self._undoing.clear()
         self._left.clear()
 
@@ -233,6 +237,15 @@ class Failures:
 def mark(line: int, said: Mark | OfJob) -> str:
     """The key of what is remembered of a failure's line. No key of a handler's looks like it."""
     return f"{line}:{said}"
+
+
+def _comes_from(error: BaseException, among: Container[int]) -> bool:
+    """Whether each exception in it has one of these ids, or one of its causes has. What the handler raises as its word on the
+    job needs no cause."""
+    return bool(among) and all(
+        any(id(reason) in among for reason in reasons_of(leaf, contexts=issubclass(type(leaf), WISHES)))
+        for leaf in leaves_of(error)
+    )
 
 
 def reasons_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:

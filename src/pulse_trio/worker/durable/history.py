@@ -101,8 +101,7 @@ class History:
 
     @property
     def gone_on(self) -> int:
-        """The number of the last line after which its task has gone on, as a later attempt hands them out: those that are being
-        written, and those whose tasks have not had their turn since, come after what happens now."""
+        """The number of the last line that is written, and whose task has been told so."""
         return min(self._written, self._waiters[0].line - 1) if self._waiters else self._written
 
     @property
@@ -166,9 +165,14 @@ class History:
         self.what_came_before()
         return self._append(kind, key, name, value, event_id)
 
+    @property
+    def holds_what_came_before(self) -> bool:
+        """Whether a cancellation or a failure is held: it came before what happens now, though its line is still to come."""
+        return any(held[0] in _COME_FIRST for held in self._held)
+
     def what_came_before(self) -> None:
         """Adds what is held if a cancellation or a failure is: it came before the line that is added now."""
-        if any(held[0] in _COME_FIRST for held in self._held):
+        if self.holds_what_came_before:
             self.let_go()
 
     def _append(self, kind: Kind, key: str, name: str, value: Value, event_id: int | None = None) -> Line:

@@ -32,7 +32,8 @@ _OURS = f"{__name__.partition('.')[0]}."
 
 UNDONE = "0:undone"
 """The key of the moment that says, with its name, of which failure of plain code durable calls are made live. It is written
-before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask."""
+before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask;
+2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
 
 
 class Interrupted(Exception):
@@ -66,14 +67,15 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     """A call begins. Remembers of which failure of plain code it is made. Returns whether that is to be written first: what is
     done in a `job.cleanup()` undoes something. (Elsewhere it may be another way to the same, which a later attempt need not
     take.)"""
-    history, task = durable.history, trio.lowlevel.current_task()
-    if not history.replay.over:
-        return False
+    history, task, failures = durable.history, trio.lowlevel.current_task(), durable.failures
     error, waits = plain_failure(durable, {task: call}), history.replay.unopened.waits
-    if error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
+    cleans_up = not failures.clean_ups.isdisjoint(scopes_around(task))
+    if error is not None and cleans_up and all(one is not error for one in failures.undone):
+        failures.undone.append(error)
+    if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    said, clean_ups = storable(headline_of(error))[:_TEXT], durable.failures.clean_ups
-    if clean_ups.isdisjoint(scopes_around(task)):
+    said = storable(headline_of(error))[:_TEXT]
+    if not cleans_up:
         if UNDONE not in history.replay.moments:
             history.replay.moments[UNDONE] = 1.0
             history.hold(Kind.MOMENT, UNDONE, said, "1.0")
@@ -83,14 +85,27 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     return True
 
 
-async def leave_undone(durable: Durable) -> None:
-    """The attempt has failed. If no call that it made because of plain code has a line, nothing was undone."""
+async def leave_undone(durable: Durable, error: BaseException) -> None:
+    """The attempt has failed. If no call that it made because of plain code has a line, nothing was undone. If it has failed of
+    that, all is: a later attempt of a job that was cancelled meanwhile need not fail again to know it."""
     history = durable.history
     undoes = history.replay.unopened.waits.undoes
-    if undoes is not None and history.replay.latest < undoes[1]:
+    if undoes is None:
+        return
+    undone = durable.fatal is None and history.replay.over and durable.failures.has_undone(error)
+    if (nothing := history.replay.latest < undoes[1]) or undone:
+        said = history.replay.unopened.within.get(UNDONE, "")
         with suppress(RuntimeError, BeyondLimit):
-            history.moment(UNDONE, 1.0, anew=True)
+            history.moment(UNDONE, 1.0 if nothing else 2.0, "" if nothing else said, anew=True)
             await history.written()
+
+
+def is_undone(durable: Durable) -> bool:
+    """Whether an attempt before has undone all that it did, because plain code had failed, and has failed of that."""
+    resumed = durable.history.replay.resumed
+    lines = () if resumed is None else resumed.lines
+    last = max(lines, key=lambda line: (line.kind is not Kind.MOMENT or line.key == UNDONE) * line.line, default=None)
+    return last is not None and last.key == UNDONE and last.kind is Kind.MOMENT and float(last.value or 0) == 2.0
 
 
 def found_undone(lines: Sequence[Line]) -> str:

@@ -262,7 +262,9 @@ class Opened:
         # A step that failed in the body comes before the block's end. Without an exception the body has answered it.
         if error is None:
             self._durable.failures.call_begins()
-        self._durable.history.let_go()
+        if self._durable.history.let_go() and error is not None:
+            # The failures that have come out of the body came before its end.
+            self._durable.quiet.begun.begins(self._call.key, self._durable.history.replay.latest)
         if error is None and not failures:
             await self._durable.record(self._call, Kind.BLOCK)
             return
@@ -332,6 +334,7 @@ class Opened:
         running = self._durable.running
         if running.cancel_reason in _GO_ON or _is_dead_of(self._durable.fatal) or running.scope_nursery is None:
             return
+        self._durable.note_cancellation()  # before anything that tells of the block's end
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _TELL):
             await self.block.cancel("parent")
         if running.cancel_reason is not None:

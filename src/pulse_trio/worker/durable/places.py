@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _DEEPEST, _LONGEST = 30, 200
 """Frames of a place, and letters of a function's name. A place with more is none."""
 _NOT_THE_HANDLERS = ("pulse_trio.", "trio.", "outcome.")
-_CALLS = "pulse_trio.worker.durable.keys"
-"""Where every durable call passes."""
+_CALLS = ("pulse_trio.worker.durable.keys", "pulse_trio.worker.durable.entering")
+"""Where every durable call passes; and the end of a block, which waits for its children."""
 
 
 def place_of_the_cut() -> tuple[str, ...] | None:
@@ -58,7 +58,7 @@ def _left_by(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_of_a_call(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__") == _CALLS
+    return frame.f_globals.get("__name__") in _CALLS
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, ...]:

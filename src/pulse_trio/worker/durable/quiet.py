@@ -40,6 +40,9 @@ _MOST = 200
 _UNKNOWN = 0.0
 _LONGEST = 10.0
 """Seconds for which an attempt waits until it is quiet (half of its timeout, if that is less)."""
+_BRIEFLY = 1.0
+"""The same after the last line, if the attempt before was lost or has failed: nothing says what was busy when it ended, and
+what draws a progress bar since the last line would be waited for."""
 _SOON, _LATER = 0.001, 0.05
 """Seconds between two looks; doubled each time. Trio does not say when a task has ended."""
 
@@ -97,7 +100,7 @@ class Quiet:
         if self._said is None:
             # What is said when it is handed out may be lost with the attempt.
             busy = self.busy(trio.lowlevel.current_task())
-            self._said = _UNKNOWN if busy is None else 1.0 + len(busy)
+            self._said = _UNKNOWN if busy is None else 1.0 + len(busy) + len(self.cut_blocks.entering)
             history.moment(QUIET, self._said, anew=True)
             # It says nothing of the lines before, which may still have to be handed out.
             self._place = history.latest
@@ -116,7 +119,7 @@ class Quiet:
     async def delivered(self, call: Call, number: int) -> None:
         """Waits until the current task may go on with what the line with this number says, which is that of the call."""
         if self.has_others():
-            busy = await self.delivering.turn()
+            busy = await self.delivering.turn(number)
             self._tell(call, since=self._busy_at)
             self._says(busy, number)
         self.begun.ends(call.key)
@@ -146,6 +149,9 @@ class Quiet:
         history = self._durable.history
         if not history.replay.over:
             return
+        if busy is not None:
+            # The entry of a block has no line: a later attempt passes it at once, and what comes then is busy, a loop, say.
+            busy += len(self.cut_blocks.entering)
         said, place = _UNKNOWN if busy is None else 1.0 + busy, number or history.latest + 1
         if busy != 0:
             self._busy_at = place
@@ -158,10 +164,14 @@ class Quiet:
                 self._said, self._place = said, place
 
     def note_suspension(self) -> None:
-        """The handler is about to be suspended: every task of it stands."""
-        if self._said != 1.0 and (self._said is not None or self.has_others()):
-            self._said = 1.0
-            self._durable.history.moment(QUIET, 1.0, anew=True)
+        """The handler is about to be suspended: every task of it stands. It is said each time, as the last line, which tells
+        the next attempt that it was."""
+        history = self._durable.history
+        if (self._said == 1.0 and self._place == history.latest) or (self._said is None and not self.has_others()):
+            return
+        self._said = 1.0
+        history.moment(QUIET, 1.0, anew=True)
+        self._place = history.latest
 
     def has_others(self) -> bool:
         """Whether the handler has opened a nursery, so that there are other tasks, or were."""
@@ -182,7 +192,7 @@ class Quiet:
             looked_at += 1
             if looked_at > _MOST:
                 return None
-            if task is besides or self.delivering.has(task):
+            if task is besides or self.delivering.has(task) or self.cut_blocks.has(task, stands=task in standing):
                 continue
             if self._is_cut(task, standing[task]) if task in standing else not _waits(task):
                 found.append(task)
@@ -237,7 +247,8 @@ class Quiet:
         if self._since[0] != place:
             self._since = place, now
         half = (durable.running.timeout_deadline - durable.running.sent) / 2
-        if now >= self._since[1] + min(_LONGEST, half):
+        longest = _LONGEST if line is not None or self._was_suspended() else _BRIEFLY
+        if now >= self._since[1] + min(longest, half):
             # What a task awaits was quicker then, and nothing tells how long it takes now. Or what was said of this line is
             # lost with its attempt, and each replay would wait for what draws a progress bar: later ones know of it.
             self._given_up = True
@@ -249,6 +260,11 @@ class Quiet:
             self._watched = True
             durable.running.scope_nursery.start_soon(self._watch, name="a replay that waits until it is quiet")
         return True
+
+    def _was_suspended(self) -> bool:
+        """Whether the attempt before was."""
+        found = self._durable.history.replay.resumed
+        return found is not None and bool(self._changes) and self._changes[-1][0] == found.last
 
     @own_task
     async def _watch(self) -> None:

@@ -130,7 +130,7 @@ class Seen:
         if replay.over:
             replay.unopened.waits.give_up()  # the handler asks, and sleeps as long as none has ended
             self._told.add(child)
-            self._new.setdefault(self._durable.history.gone_on, []).append(child)
+            self._new.setdefault(self._durable.quiet.delivering.gone_on, []).append(child)
             return True
         place, line = replay.seen.get((self._key, child)), replay.next_line
         shown = (place is not None and (line is None or line.line > place)) or self._stands_still(line)
