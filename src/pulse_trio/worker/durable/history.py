@@ -170,6 +170,21 @@ class History:
         """Whether a cancellation or a failure is held: it came before what happens now, though its line is still to come."""
         return any(held[0] in _COME_FIRST for held in self._held)
 
+    def tell_what_came_before(self, told: Callable[[int], None]) -> None:
+        """`told` gets the number of the last line after which this happens: where a failure or a cancellation is held, that is
+        its own, once it has one."""
+        if not self.holds_what_came_before:
+            told(self.replay.latest)
+            return
+        kind, key, name, value, gets = self._held[-1]
+
+        def both(line: Line) -> None:
+            if gets is not None:
+                gets(line)
+            told(self.replay.latest)
+
+        self._held[-1] = (kind, key, name, value, both)
+
     def what_came_before(self) -> None:
         """Adds what is held if a cancellation or a failure is: it came before the line that is added now."""
         if self.holds_what_came_before:

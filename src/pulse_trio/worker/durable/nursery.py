@@ -8,6 +8,7 @@ children alone, and the next attempt adopts them by their keys.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -189,7 +190,7 @@ class Opened:
             raise error or fatal
         self._call.handles = error
         # Its line is that of its end, which begins now.
-        self._durable.quiet.begun.begins(self._call.key, self._durable.history.replay.latest)
+        self._durable.history.tell_what_came_before(partial(self._durable.quiet.begun.begins, self._call.key))
         try:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled:
@@ -262,9 +263,7 @@ class Opened:
         # A step that failed in the body comes before the block's end. Without an exception the body has answered it.
         if error is None:
             self._durable.failures.call_begins()
-        if self._durable.history.let_go() and error is not None:
-            # The failures that have come out of the body came before its end.
-            self._durable.quiet.begun.begins(self._call.key, self._durable.history.replay.latest)
+        self._durable.history.let_go()
         if error is None and not failures:
             await self._durable.record(self._call, Kind.BLOCK)
             return
