@@ -1,0 +1,161 @@
+"""Blocks beside other tasks of their handler: a later attempt comes to the same, and at once. (conftest.py: a replay that
+stands still never goes on.)"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from pulse_trio import Job, StepFailed, SyncClient
+from pulse_trio.worker.durable import entering
+
+if TYPE_CHECKING:
+    import pytest
+
+    from support.trees import Trees
+
+
+async def note(what: str) -> str:
+    return what
+
+
+async def fails() -> None:
+    raise OSError("no stock")
+
+
+async def draw_a_bar() -> None:
+    while True:  # noqa: ASYNC110 -- as a user writes it
+        await trio.sleep(0.01)
+
+
+async def end(trees: Trees, kind: str) -> dict[str, Any]:
+    """Runs a job to where it waits for the event "go", and then once more from the top to its end."""
+    job_id = trees.enqueue(kind)
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst(log=False)
+    return trees.job(job_id)
+
+
+async def test_a_step_that_fails_in_a_body_comes_before_the_end_of_the_block(trees: Trees) -> None:
+    """The block's end was said to have begun before the failure that it begins with, and the replay waited for that."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        caught = "nothing"
+        try:
+            async with job.durable_nursery(key="block"), trio.open_nursery() as tasks:
+                tasks.start_soon(draw_a_bar)
+                await job.step(note, "first", key="first")
+                await job.step(fails, key="fails")
+        except* StepFailed:
+            caught = "the failure"
+        await job.step(note, "after", key="after")
+        await job.wait_for_event("go", key="go")
+        return caught
+
+    assert (await end(trees, "order"))["result"] == "the failure"
+
+
+async def test_a_child_that_fails_cuts_the_blocks_in_its_body_before_the_end_of_the_block(trees: Trees) -> None:
+    begun = trio.Event()
+
+    @trees.handlers.job(max_attempts=1)
+    async def child(fails: bool) -> None:
+        if not fails:
+            begun.set()
+            await trio.sleep_forever()
+        await begun.wait()
+        raise OSError("no stock")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        caught = "nothing"
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            await job.step(note, "before", key="before")
+            try:
+                async with job.durable_nursery(key="outer") as outer:
+                    outer.start_soon(child.options(child_key="fails"), True)
+                    async with job.durable_nursery(key="inner") as inner:
+                        inner.start_soon(child.options(child_key="waits"), False)
+            except* Exception:
+                caught = "the failure"
+            await job.step(note, "after", key="after")
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+        return caught
+
+    assert (await end(trees, "order"))["result"] == "the failure"
+
+
+async def test_a_block_that_the_failure_of_a_step_has_cut_short_is_left_after_that_failure(trees: Trees) -> None:
+    """It was to be left before the failure's line, and that waited for the block."""
+    begun = trio.Event()
+
+    @trees.handlers.job
+    async def child() -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        caught = "nothing"
+
+        async def packs() -> None:
+            async with job.durable_nursery(key="block") as nursery:
+                nursery.start_soon(child)
+
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            try:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(packs)
+                    await begun.wait()
+                    await job.step(note, "first", key="first")
+                    await job.step(fails, key="fails")
+            except* StepFailed:
+                caught = "the failure"
+            await job.step(note, "after", key="after")
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+        return caught
+
+    assert (await end(trees, "order"))["result"] == "the failure"
+
+
+async def test_what_is_busy_behind_the_entry_of_a_block_holds_up_no_line_that_came_while_it_was_entered(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enters, delivered = trio.Event(), trio.Event()
+    number = entering._number
+
+    async def slowly(*given: Any) -> int:
+        enters.set()
+        await delivered.wait()
+        return await number(*given)
+
+    monkeypatch.setattr(entering, "_number", slowly)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        packed = trio.Event()
+
+        async def packs() -> None:
+            async with job.durable_nursery(key="block"):
+                while not packed.is_set():  # noqa: ASYNC110 -- it is busy
+                    await trio.sleep(0.01)
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(packs)
+            await enters.wait()
+            await job.step(note, "first", key="first")
+            delivered.set()
+            await job.step(note, "second", key="second")
+            packed.set()
+        await job.wait_for_event("go", key="go")
+        return "packed"
+
+    assert (await end(trees, "order"))["result"] == "packed"
