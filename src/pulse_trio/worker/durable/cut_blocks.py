@@ -18,6 +18,7 @@ from .beginning import REFUSED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...jobs import CancelReason
     from ...lines import Line
     from .calls import Call
     from .durable import Durable
@@ -32,12 +33,14 @@ _LONGEST = 10.0
 class CutBlocks:
     """Of one attempt."""
 
-    __slots__ = ("_durable", "_moved", "_open", "_told", "entering", "leaving")
+    __slots__ = ("_durable", "_ends", "_moved", "_open", "_told", "entering", "leaving")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self._told: dict[str, int] = {}
         """After which line each block was left that this attempt has not left, the first one first."""
+        self._ends = False
+        """Whether the attempt ends and leaves the rest to the next one: nothing is waited for any more."""
         self._open = set[str]()
         """The keys of those that are open."""
         self._moved = trio.Event()
@@ -75,6 +78,12 @@ class CutBlocks:
             self._moved.set()
             self._moved = trio.Event()
 
+    def hears(self, reason: CancelReason) -> None:
+        """The job is being cancelled for this reason."""
+        if reason in REFUSED:
+            self._ends = True
+            self.moves()
+
     async def leaves(self, call: Call) -> None:
         """The children of the block of this call, which was cut short, have ended. Returns when its task may go on."""
         durable = self._durable
@@ -100,7 +109,7 @@ class CutBlocks:
     def _comes_before(self, key: str) -> bool:
         """Whether a line or another block does."""
         after = self._told.get(key)
-        if after is None:
+        if after is None or self._ends:
             return False
         replay = self._durable.history.replay
         # The task of the line that was handed out last goes on first.

@@ -148,6 +148,11 @@ class Delivering:
         return any(call.kind != "block" and self.is_cut(task) and not self.has(task) for task, call in standing)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a task waits for its turn, which comes."""
+        return bool(self._queue)
+
+    @property
     def gone_on(self) -> int:
         """The number of the last line after which its task has gone on, as a later attempt hands them out: those that are being
         written, and those whose tasks wait for their turn, come after what happens now."""

@@ -295,6 +295,7 @@ class Durable:
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
+        self.quiet.cut_blocks.hears(reason)
         return self.cancelling.holds_back(reason)
 
     def _cancel_again(self, line: Line) -> None:

@@ -92,6 +92,8 @@ def help_on(durable: Durable, since: float) -> bool:
     waiting = [task for task, call in durable.standing.items() if call.turn is not None]
     if any(is_cut_now(task) for task in waiting if task is not caller):
         return False  # it has only not had its turn since
+    if durable.quiet.delivering.goes_on:
+        return False  # a block that was cut short is about to be left
     stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
         # No task comes any nearer to where it stood.
