@@ -159,3 +159,88 @@ async def test_what_is_busy_behind_the_entry_of_a_block_holds_up_no_line_that_ca
         return "packed"
 
     assert (await end(trees, "order"))["result"] == "packed"
+
+
+async def test_a_block_that_had_ended_as_its_handler_cancelled_it_has_its_end_again(trees: Trees) -> None:
+    """A task whose turn comes is cancelled before it has read how its children ended, by the task that had its turn before."""
+    begun = trio.Event()
+    attempts: list[list[int]] = []
+
+    @trees.handlers.job
+    async def child(number: int) -> int:
+        if number == 1:
+            await begun.wait()
+        return number
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[int]:
+        answers: list[int] = []
+        ended = trio.Event()
+
+        async def ask(number: int) -> None:
+            async with job.durable_nursery(key=f"block-{number}") as nursery:
+                answer = nursery.start_soon(child.options(child_key=str(number)), number)
+            answers.append(answer.result)
+            if number == 1:
+                ended.set()
+                await trio.sleep_forever()
+            await job.step(note, "won", key="won")
+            begun.set()
+            # Busy, so that a later attempt hands out the line of the other block as this task goes on.
+            while job.attempt == 1 and not ended.is_set():  # noqa: ASYNC110 -- as above
+                await trio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(ask, 0)
+            tasks.start_soon(ask, 1)
+        await job.step(note, "after", key="after")
+        await job.wait_for_event("go", key="go")
+        attempts.append(answers)
+        return answers
+
+    found = await end(trees, "order")
+    assert (found["state"], attempts) == ("completed", [[0, 1]]), found["error"]
+
+
+async def test_a_deadline_that_strikes_while_a_block_is_closed_for_an_inner_one_is_the_one_that_is_seen(
+    trees: Trees,
+) -> None:
+    struck = trio.Event()
+
+    @trees.handlers.job
+    async def child(job: Job) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                await struck.wait()  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[str]:
+        late: list[str] = []
+
+        async def part(name: str) -> None:
+            with job.move_on_after(0.1, key=f"limit-{name}") as limit:
+                async with job.durable_nursery(key=f"block-{name}") as nursery:
+                    nursery.start_soon(child.options(child_key=name))
+            if limit.cancelled_caught:
+                late.append(name)
+                await trio.sleep_forever()
+
+        async def watch() -> None:
+            while not outer.cancel_called:  # noqa: ASYNC110 -- nobody is told when it strikes
+                await trio.sleep(0.01)
+            struck.set()
+
+        async with trio.open_nursery() as beside:
+            with job.move_on_after(1.0) as outer:
+                beside.start_soon(watch)
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(part, "a")
+                    tasks.start_soon(part, "b")
+        first = await job.step(note, ",".join(late), key="late")
+        await job.wait_for_event("go", key="go")
+        return [first, ",".join(late)]
+
+    assert (await end(trees, "order"))["result"] == ["", ""]

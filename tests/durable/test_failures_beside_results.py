@@ -278,14 +278,15 @@ def test_a_scope_that_was_open_or_left_is_missing_until_it_is_so_again() -> None
     assert not begun.is_missing(2, {"none"}.__contains__)
     assert not begun.is_missing(3, {"none"}.__contains__)
     assert begun.is_missing(5, {"none"}.__contains__)
-    begun.leaves("patience", None)
+    begun.leaves("patience")
     assert not begun.is_missing(5, {"none"}.__contains__)
 
 
 def test_where_tasks_are_busy_it_is_told_once_that_a_scope_which_has_struck_was_left() -> None:
     begun = Begun()
-    begun.leaves("in time", None)
-    begun.leaves("patience", 4)
+    begun.leaves("in time")
+    begun.leaves("patience")
+    begun.left("patience", 4)
     assert begun.left_before(4) == []
     assert begun.left_before(5) == [("patience", 4)]
     assert begun.left_before(6) == []

@@ -66,11 +66,13 @@ class Begun:
         """The remembered scope with this key is opened."""
         self._opened.add(key)
 
-    def leaves(self, key: str, after: int | None) -> None:
-        """The task has left that scope, after the last line that has been handed out; None if it had not struck."""
+    def leaves(self, key: str) -> None:
+        """The task leaves that scope."""
         self._left.add(key)
-        if after is not None:
-            self._left_after[key] = after
+
+    def left(self, key: str, after: int) -> None:
+        """It has struck, and was left after the last line that had been handed out."""
+        self._left_after[key] = after
 
     def left_before(self, number: int) -> list[tuple[str, int]]:
         """The scopes that had struck and were left before the line with this number, of which that is not written yet, and

@@ -55,8 +55,9 @@ class CutBlocks:
         self._told = {line.name: int(float(line.value or 0)) for line in sorted(told, key=lambda line: line.line)}
 
     def has(self, task: trio.lowlevel.Task, *, stands: bool) -> bool:
-        """Whether the task comes to a block, and does not stand in a call yet, or waits to leave one."""
-        return task in self.leaving or (not stands and task in self.entering)
+        """Whether the task waits to leave a block; or comes to one live, and does not stand in a call yet. (In a replay it may
+        be on its way to the block's end, where it stood.)"""
+        return task in self.leaving or (not stands and task in self.entering and self._durable.history.replay.over)
 
     def opens(self, call: Call) -> None:
         """The block of this call is open."""
@@ -102,6 +103,7 @@ class CutBlocks:
                 self.leaving.discard(trio.lowlevel.current_task())
             await durable.quiet.delivering.turn()
         if replay.over and call.key not in self._told:
+            durable.quiet.delivering.say_what_has_struck()
             after, held = replay.latest, history.holds_what_came_before
             # What cut it short, a failure or a cancellation, has its line just before this one then.
             history.hold(Kind.MOMENT, LEFT, call.key, lambda number: repr(float(number - 1 if held else after)))

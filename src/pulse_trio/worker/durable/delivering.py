@@ -289,13 +289,19 @@ class Delivering:
         """What has struck in this very pass of Trio's loop comes before the line: it has cut tasks short that have only not had
         their turn. If they are shielded it has struck too late. That a scope of this task has struck this task says, if no
         other in it does."""
-        durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
+        durable = self._durable
         with trio.CancelScope(shield=True):
             for _ in range(_PASSES):
                 if not durable.cancelling.is_unsaid and not any(scope.is_unsaid for scope in durable.scopes):
                     return
                 await trio.lowlevel.checkpoint()
-        for scope in durable.scopes:
+        self.say_what_has_struck()
+
+    def say_what_has_struck(self) -> None:
+        """What has struck around the current task, and the history does not say so yet, comes before what this task does now:
+        it leaves a block or a scope inside of that, and is cut short by the outer one."""
+        durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
+        for scope in durable.scopes if durable.history.replay.over else ():
             if scope.is_unsaid and scope.inner in around:
                 scope.note(durable.keys_that_stand(), cuts=False)
 

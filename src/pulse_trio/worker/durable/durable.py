@@ -191,7 +191,9 @@ class Durable:
                     # It decides which way the handler goes: this is written first.
                     await self.history.written()
             if call.line is not None and prepare is not None:
-                # One that was cancelled and had ended all the same has its end, as long as the lease is proven.
+                # One that was cancelled and had ended all the same has its end, as long as the lease is proven. The task of the
+                # line before it may cancel it only now: it goes on when this line has been handed out.
+                late = late or may_get_its_line(self, call)
                 until = self.running.lease_deadline if late else math.inf
                 with trio.CancelScope(shield=late, deadline=until) as ending:
                     await prepare()

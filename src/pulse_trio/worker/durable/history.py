@@ -170,10 +170,11 @@ class History:
         """Whether a cancellation or a failure is held: it came before what happens now, though its line is still to come."""
         return any(held[0] in _COME_FIRST for held in self._held)
 
-    def tell_what_came_before(self, told: Callable[[int], None]) -> None:
+    def tell_what_came_before(self, told: Callable[[int], None], *, of: str = "") -> None:
         """`told` gets the number of the last line after which this happens: where a failure or a cancellation is held, that is
-        its own, once it has one."""
-        if not self.holds_what_came_before:
+        its own, once it has one. `of`: it happens to the scope with this key, whose own line is no reason to wait."""
+        last = next((held for held in reversed(self._held) if held[0] in _COME_FIRST), None)
+        if last is None or last[1] == of:
             told(self.replay.latest)
             return
         kind, key, name, value, gets = self._held[-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -110,7 +111,10 @@ class Quiet:
 
     def leaves_scope(self, key: str, *, struck: bool) -> None:
         """The task leaves a remembered scope, which has `struck` or not."""
-        self.begun.leaves(key, self._durable.history.replay.latest if struck else None)
+        self.begun.leaves(key)
+        if struck:
+            self.delivering.say_what_has_struck()
+            self._durable.history.tell_what_came_before(partial(self.begun.left, key), of=key)
 
     def _tell(self, call: Call, *, since: int) -> None:
         if (after := self.begun.tells(call.key, since=since)) is not None:
@@ -239,6 +243,8 @@ class Quiet:
         if allowed == math.inf or durable.fatal is not None or durable.running.scope_nursery is None:
             return False
         busy = self.busy()
+        if busy and self._since[0] == place:
+            busy = [task for task in busy if not self._reads(task)]
         # Where none is busy no call is to come.
         rests = busy is not None and len(busy) <= allowed and not self.cut_blocks.holds_up(place)
         if rests and (not busy or line is None or not self.is_missing(line)):
@@ -260,6 +266,11 @@ class Quiet:
             self._watched = True
             durable.running.scope_nursery.start_soon(self._watch, name="a replay that waits until it is quiet")
         return True
+
+    def _reads(self, task: trio.lowlevel.Task) -> bool:
+        """Whether the task has read of children since this attempt began to wait: of what comes later in the history."""
+        blocks = self._durable.blocks
+        return any(block.seen is not None and block.seen.reads(task, self._since[1]) for block in blocks)
 
     def _was_suspended(self) -> bool:
         """Whether the attempt before was."""

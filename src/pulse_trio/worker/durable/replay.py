@@ -147,9 +147,10 @@ class Replay:
 
     def goes_on_without(self) -> bool:
         """No call comes for the next line. Whether the replay may do without it: those that wait have theirs after it, and what
-        cuts tasks short may have cut its task short sooner than then. It does."""
+        cuts tasks short may have cut its task short sooner than then. It does. (A scope that had cut nothing short is opened no
+        more then.)"""
         line = self.next_line
-        if line is None or not self.idle or not self.left_out.may_be_gone(line):
+        if line is None or not self.idle or not (is_late(line) or self.left_out.may_be_gone(line)):
             return False
         if not all(key in self._by_key for key in self._calls.waiting):
             return False

@@ -12,6 +12,7 @@ for a while: the handler does something plain, and may wait for this.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,19 @@ def _told_in(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
 class Seen:
     """Of one block."""
 
-    __slots__ = ("_asked", "_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
+    __slots__ = (
+        "_asked",
+        "_awaited",
+        "_before",
+        "_block",
+        "_durable",
+        "_key",
+        "_new",
+        "_read",
+        "_stood",
+        "_told",
+        "over",
+    )
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -87,6 +100,8 @@ class Seen:
         """The line at which the replay stood when an end was not to be seen yet, and since when."""
         self._asked: dict[trio.lowlevel.Task, float] = {}
         """When each task has last asked, in the replay, for the end of a child that had none."""
+        self._read: dict[trio.lowlevel.Task, float] = {}
+        """When each has last been told so, or that of a child whose end it is not to see yet."""
         self.over = False
         """The block has ended: all ends are seen."""
 
@@ -136,7 +151,18 @@ class Seen:
         shown = (place is not None and (line is None or line.line > place)) or self._stands_still(line)
         if shown:
             self._told.add(child)
+        else:
+            self._note_reader()
         return shown
+
+    def _note_reader(self) -> None:
+        if trio.lowlevel.in_trio_task():
+            self._read[trio.lowlevel.current_task()] = trio.current_time()
+
+    def reads(self, task: trio.lowlevel.Task, since: float) -> bool:
+        """Whether a task has asked in vain for the end of a child since a moment on Trio's clock, in the replay: it asks again
+        and again, and waits for that to go on."""
+        return self._read.get(task, -math.inf) > since
 
     def _stood_since(self, line: Line | None) -> float:
         number = None if line is None else line.line
@@ -162,6 +188,7 @@ class Seen:
         if replay.over:
             replay.unopened.waits.give_up()
         elif trio.lowlevel.in_trio_task():
+            self._note_reader()
             self._asked[trio.lowlevel.current_task()] = trio.current_time()
 
     async def peek(self) -> None:
