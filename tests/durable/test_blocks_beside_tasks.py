@@ -244,3 +244,26 @@ async def test_a_deadline_that_strikes_while_a_block_is_closed_for_an_inner_one_
         return [first, ",".join(late)]
 
     assert (await end(trees, "order"))["result"] == ["", ""]
+
+
+async def test_a_deadline_that_struck_as_the_result_in_it_came_has_cut_nothing_short_in_a_later_attempt_either(
+    trees: Trees,
+) -> None:
+    """Its line comes before that of the result, and did not say so."""
+
+    async def in_spite_of_it() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.2)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[str]:
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            with job.move_on_after(0.1, key="limit") as limit:
+                await job.step(in_spite_of_it, key="work")
+            first = await job.step(note, f"cut: {limit.cancelled_caught}", key="caught")
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+        return [first, f"cut: {limit.cancelled_caught}"]
+
+    assert (await end(trees, "order"))["result"] == ["cut: False"] * 2

@@ -30,7 +30,7 @@ R = TypeVar("R")
 LONGEST = 256
 """Bytes of a key in UTF-8."""
 _ENTRY = "{} is entered"
-_DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended",)}
+_DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended", "{} late")}
 """What else the history has under names that are made from the key of a call."""
 _OURS = re.compile(r"\d+:[a-z]+")
 _REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")

@@ -32,7 +32,7 @@ from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
 from .places import place_of_the_cut
-from .stood import Stood, stood
+from .stood import Stood, is_left_so, is_opened, late_key, stood, struck_too
 from .unremembered import NoScopeOfTrios
 
 if TYPE_CHECKING:
@@ -283,7 +283,8 @@ class Scope(NoScopeOfTrios):
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
         self._stood, self.line = stood(line), line.line
-        self._so_far.cuts_again = not (self._stood.late or self._stood.at)
+        told = late_key(self.key) in self._durable.history.replay.moments
+        self._so_far.cuts_again = not (self._stood.late or self._stood.at or told)
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self, *, raises: bool) -> None:
@@ -308,7 +309,7 @@ class Scope(NoScopeOfTrios):
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
         # What is around it may strike again, and its task go on, before its line has its turn; or a failure that came first.
         failed = error is not None and self._durable.failures.is_failure(error)
-        fits = _struck_too if self.is_cut_from_outside or failed else _is_left_so
+        fits = struck_too if self.is_cut_from_outside or failed else is_left_so
         replay = self._durable.history.replay
         if not self.inner.cancel_called and (line := replay.take_out(self.key, fits)) is not None:
             self.strike_again(line)
@@ -321,6 +322,9 @@ class Scope(NoScopeOfTrios):
             self._is_cut_short()
             if self._so_far.late is None:
                 self._so_far.late = not comes_from_a_cancellation(error) or self.is_cut_from_outside
+                if self._so_far.late and self.line is not None and replay.over:
+                    # Its line was written before that was known, because those of other tasks came after it.
+                    self._durable.history.moment(late_key(self.key), float(self.line))
         else:
             self._ends_in_time(raises=error is not None)
 
@@ -338,7 +342,7 @@ class Scope(NoScopeOfTrios):
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
             self._durable.cancelling.moves()
-            if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, _is_opened)):
+            if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, is_opened)):
                 self.strike_again(line)
             self._durable.hand_out()
             try:
@@ -386,15 +390,3 @@ def _is_asked(said: Stood) -> bool:
 
 def _is_not_asked(said: Stood) -> bool:
     return not said.asked
-
-
-def _is_opened(said: Stood) -> bool:
-    return said.opened
-
-
-def _struck_too(_: Stood) -> bool:
-    return True
-
-
-def _is_left_so(said: Stood) -> bool:
-    return said.late or said.read

@@ -49,3 +49,23 @@ def is_late(line: Line) -> bool:
 def stood(line: Line) -> Stood:
     """What a line of a cancellation remembers."""
     return msgspec.json.decode(line.value or "{}", type=Stood)
+
+
+def late_key(scope: str) -> str:
+    """Under which it is remembered that the scope with this key had cut nothing short, though its line does not say so."""
+    return f"{scope} late"
+
+
+def is_opened(said: Stood) -> bool:
+    """Whether the scope struck as it was opened."""
+    return said.opened
+
+
+def struck_too(_: Stood) -> bool:
+    """Whether it struck."""
+    return True
+
+
+def is_left_so(said: Stood) -> bool:
+    """Whether its task had left it, or found that it had struck, before it cut anything short."""
+    return said.late or said.read
