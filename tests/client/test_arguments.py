@@ -162,7 +162,7 @@ BAD |= {
         "quue": "Did you mean queue",
         "tags": "Did you mean tag",
         "limits": "Did you mean limit",
-        "colour": "The filters are: .*error, key, kind, limit, queue",
+        "colour": "The filters are: .*error, key, kind, limit, owes_clean_up, queue",
     }.items()
 }
 BAD |= {
