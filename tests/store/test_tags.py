@@ -201,7 +201,20 @@ def test_a_list_by_a_rare_tag_reads_the_indexes(alone: Window) -> None:
     alone.do(new_jobs.enqueue(request_by_name("noop", tags=["eu"])))
     alone.run("VACUUM ANALYZE job, job_archive")
     asked = dict.fromkeys(
-        ("state", "queue", "kind", "workers", "unique_key", "key", "error", "since", "since_ago", "until", "until_ago")
+        (
+            "state",
+            "queue",
+            "kind",
+            "workers",
+            "unique_key",
+            "key",
+            "error",
+            "since",
+            "since_ago",
+            "until",
+            "until_ago",
+            "owes",
+        )
     )
     look = {"live": True, "finished": True, "failed": False, "ids": None, "window": 10000, "queues": "{}"}
     for name, more in {"matching_jobs": {"sizes": True}, "look_through_jobs": look}.items():
