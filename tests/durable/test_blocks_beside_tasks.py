@@ -25,7 +25,7 @@ async def fails() -> None:
 
 
 async def draw_a_bar() -> None:
-    while True:  # noqa: ASYNC110 -- as a user writes it
+    while True:  # noqa: ASYNC110 -- a progress bar waits for no event
         await trio.sleep(0.01)
 
 
@@ -145,7 +145,7 @@ async def test_what_is_busy_behind_the_entry_of_a_block_holds_up_no_line_that_ca
 
         async def packs() -> None:
             async with job.durable_nursery(key="block"):
-                while not packed.is_set():  # noqa: ASYNC110 -- it is busy
+                while not packed.is_set():  # noqa: ASYNC110 -- a task that is busy is what is tested
                     await trio.sleep(0.01)
 
         async with trio.open_nursery() as tasks:
@@ -187,7 +187,7 @@ async def test_a_block_that_had_ended_as_its_handler_cancelled_it_has_its_end_ag
             await job.step(note, "won", key="won")
             begun.set()
             # Busy, so that a later attempt hands out the line of the other block as this task goes on.
-            while job.attempt == 1 and not ended.is_set():  # noqa: ASYNC110 -- as above
+            while job.attempt == 1 and not ended.is_set():  # noqa: ASYNC110 -- a task that is busy is what is tested
                 await trio.sleep(0.01)
             tasks.cancel_scope.cancel()
 
@@ -252,8 +252,9 @@ async def test_a_deadline_that_struck_as_the_result_in_it_came_has_cut_nothing_s
     """Its line comes before that of the result, and did not say so."""
 
     async def in_spite_of_it() -> None:
+        strikes = trio.current_effective_deadline()
         with trio.CancelScope(shield=True):
-            await trio.sleep(0.2)
+            await trio.sleep_until(strikes)
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> list[str]:

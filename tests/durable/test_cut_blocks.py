@@ -139,7 +139,7 @@ async def test_a_block_that_a_deadline_cuts_short_beside_a_progress_bar_is_left_
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
         async def progress() -> None:
-            while True:  # noqa: ASYNC110 -- as a user writes it
+            while True:  # noqa: ASYNC110 -- a progress bar waits for no event
                 await trio.sleep(0.01)
 
         async with trio.open_nursery() as tasks:

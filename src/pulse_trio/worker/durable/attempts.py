@@ -182,7 +182,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         reason = durable.running.cancel_reason
         if durable.fatal is not None or reason in (None, "timeout"):
             await leave_waits(durable)  # noqa: ASYNC102 -- waits as long as the lease is proven
-            await leave_undone(durable, error)  # noqa: ASYNC102 -- as above
+            await leave_undone(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         if durable.fatal is None and reason not in REFUSED:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
