@@ -159,13 +159,53 @@ def test_what_a_lock_lacks_is_not_fetched_without_a_hash(installing: Any, tmp_pa
     assert TRIES not in done.stderr
 
 
-def audited(packages: list[dict[str, Any]]) -> int:
-    spec = importlib.util.spec_from_file_location("audit", ROOT / "requirements/audit.py")
+def program(name: str) -> Any:
+    """A program of requirements/, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"requirements/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.told(packages)
+    return module
+
+
+@pytest.mark.parametrize("digest", [None, "0" * 64])
+def test_uv_takes_what_was_locked_and_nothing_else(
+    installing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str | None
+) -> None:
+    install = program("install")
+    if not (install.UV / "bin/uv").exists():
+        pytest.skip("uv could not be had when this environment was made: pip installed it")
+    installing("1.0", **({} if digest is None else {"digest": digest}))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    target = tmp_path / "target"
+    places = ["--index-url", f"{tmp_path.as_uri()}/index", "--target", str(target)]
+    hashed = ["--require-hashes", "--only-binary", ":all:", "--requirement", str(tmp_path / "lock.txt")]
+    assert install.by_uv([*places, *hashed]) is (digest is None)
+    assert (target / "parcel.py").exists() is (digest is None)
+
+
+@pytest.mark.parametrize(
+    ("configured", "told"),
+    [
+        ({}, []),
+        ({"PIP_INDEX_URL": "file:///a"}, ["--index-url", "file:///a"]),
+        ({"PIP_FIND_LINKS": "/a /b"}, ["--find-links", "/a", "--find-links", "/b"]),
+        ({"PIP_PROXY": "here:1"}, None),
+    ],
+)
+def test_uv_looks_where_pip_would_look_or_leaves_it_to_pip(
+    monkeypatch: pytest.MonkeyPatch, configured: dict[str, str], told: list[str] | None
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"PIP_CONFIG_FILE": os.devnull, **configured}.items():
+        monkeypatch.setenv(name, value)
+    assert program("install").told_to_uv() == told
+
+
+def audited(packages: list[dict[str, Any]]) -> int:
+    return program("audit").told(packages)
 
 
 FINE = {"name": "fine", "version": "1.0", "vulns": []}
