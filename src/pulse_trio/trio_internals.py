@@ -61,7 +61,8 @@ def check() -> None:
             "CancelStatus._scope, _parent and effectively_cancelled": all(
                 hasattr(statuses, name) for name in ("_scope", "_parent", "effectively_cancelled")
             ),
-            "CancelScope._cancel_status": hasattr(trio.CancelScope(), "_cancel_status"),
+            "CancelScope._cancel_status and _cancel_called": hasattr(trio.CancelScope(), "_cancel_status")
+            and hasattr(trio.CancelScope(), "_cancel_called"),
             "Nursery._closed": "_closed" in _code(trio.Nursery.__init__).co_names,
             "Nursery._parent_waiting_in_aexit": "_parent_waiting_in_aexit" in _code(trio.Nursery.__init__).co_names,
             "trio._core._run.unrolled_run with its local `task`": "task" in _code(unrolled_run).co_varnames,
@@ -174,6 +175,11 @@ def is_cancelled_around(scope: trio.CancelScope) -> bool:
     """The same of what is around an open scope."""
     status = scope._cancel_status
     return status is not None and status._parent is not None and status._parent.effectively_cancelled
+
+
+def was_cancelled(scope: trio.CancelScope) -> bool:
+    """`cancel_called` of a scope without a deadline, for those who ask often: that one asks for the time, too."""
+    return scope._cancel_called
 
 
 def innermost_scope(owner: trio.lowlevel.Task | trio.Nursery) -> object:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..trio_internals import was_cancelled
+
 if TYPE_CHECKING:
     from .jobs.cleanup import CleanUp
 
@@ -49,7 +51,7 @@ class Stops:
     @property
     def orphaned(self) -> bool:
         """Whether the program around the worker is being cancelled."""
-        return self._parent_cancelled or (self.jobs_scope is not None and self.jobs_scope.cancel_called)
+        return self._parent_cancelled or (self.jobs_scope is not None and was_cancelled(self.jobs_scope))
 
     async def watch_the_parent(self) -> None:
         """Notes a cancellation from outside at the moment it comes, before any handler sees it."""

@@ -109,7 +109,7 @@ class Cancelling:
         """A task comes to a durable call, or out of one. `asked`: it was just asked whether the job is cancelled."""
         running = self._durable.running
         if (running.reason if asked else running.cancel_reason) is None:
-            self._moved = trio.current_time()
+            self._moved = running.run.now()
             if self._again is not None and self.awaited is not None:
                 self._set(self._again)
 

@@ -87,7 +87,8 @@ class Keys:
                 await self._delivering.comes_out()  # noqa: ASYNC102, ASYNC120 -- it shields itself, and the cancellation says more
                 raise
 
-        call_made, frame = awaited(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- inspect.stack reads files
+        # The nearest of the callers is `Durable.step` or `nursery.flush`. inspect.stack reads files.
+        call_made, frame = awaited(), sys._getframe(2)  # pyright: ignore[reportPrivateUsage] -- documented all the same
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pulse_trio."):
             frame = frame.f_back
         call_made.__qualname__ = what

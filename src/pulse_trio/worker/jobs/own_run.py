@@ -12,20 +12,17 @@ from ...errors import UsageError
 class OwnRun:
     """Made in the worker's run, one for each worker."""
 
-    __slots__ = ("_clock", "_token")
+    __slots__ = ("_token", "now")
 
     def __init__(self) -> None:
         self._token = current_trio_token()
-        self._clock = trio.lowlevel.current_clock()
+        self.now = trio.lowlevel.current_clock().current_time
+        """`trio.current_time()` of this run, for a caller in any thread. It is cheaper: the clock is not looked up."""
 
     @property
     def is_current(self) -> bool:
         """Whether the caller is in this run. Raises `RuntimeError` outside of every run."""
         return current_trio_token() is self._token
-
-    def now(self) -> float:
-        """`trio.current_time()` of this run, for a caller in any thread."""
-        return self._clock.current_time()
 
     def where_else(self) -> str | None:
         """Where the caller is, as a part of a sentence; None if it is in this run."""

@@ -358,14 +358,15 @@ class RunningJob:
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        if self.reason is None:
-            try:
-                if not self.run.is_current:
-                    return self.reason_at(self.run.now())
-                self.reason = self._reason_of_deadline(trio.current_time())
-            except RuntimeError:
-                # A handler in a thread, which no Cancelled reaches, asks whether to go on.
-                return trio.from_thread.run_sync(lambda: self.cancel_reason)
+        if self.reason is not None:
+            return self.reason
+        try:
+            if not (run := self._common.run).is_current:
+                return self.reason_at(run.now())
+        except RuntimeError:
+            # A handler in a thread, which no Cancelled reaches, asks whether to go on.
+            return trio.from_thread.run_sync(lambda: self.cancel_reason)
+        self.reason = self._reason_of_deadline(run.now())
         # Trio is not asked (current_effective_deadline): a cancelled scope of the handler's own concerns only the handler.
         if self.reason is None and self._common.stops.orphaned:
             self.reason = "shutdown"
@@ -377,9 +378,8 @@ class RunningJob:
         return self.reason or self._reason_of_deadline(now)
 
     def _reason_of_deadline(self, now: float) -> CancelReason | None:
-        # Three comparisons instead of `deadline`: each durable call asks some times.
+        # Comparisons instead of `deadline`: each durable call asks. Before it begins, its options may say another timeout.
         if now < self.lease_deadline:
-            # Before it begins, the options that may say another timeout are not read.
             if self.task is None or (now < self.timeout_deadline and now < self.job_deadline):
                 return None
         elif self.task is None:
