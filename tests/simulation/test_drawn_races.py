@@ -3,7 +3,7 @@
 `PULSE_TRIO_RACES=200` plays so many programs, `PULSE_TRIO_RACES_SEED=7-14` those of these seeds, and `PULSE_TRIO_RACES_FAULTS`
 names what strikes: `none`, `lost`, `cancelled`. What is first is the machine's: a failure may need some plays of its seed to
 come again, and `PULSE_TRIO_RACES_PLAYS=20` plays each so often. `PULSE_TRIO_RACES_ORDER=drawn` lets Hypothesis shuffle the
-tasks of each pass, as if Trio kept no order.
+tasks of each pass, as if Trio kept no order. Seeds from 100,000 on draw more kinds (races_more.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from pulse_trio.worker.durable import attempts
-from support.programs.races import draw
+from support.programs.race_drawing import MORE, draw
 from support.programs.racing import FAULTS, open_track, try_race
 
 PROGRAMS = int(os.environ.get("PULSE_TRIO_RACES", "8"))
@@ -24,7 +24,9 @@ FIRST, _, LAST = os.environ.get("PULSE_TRIO_RACES_SEED", f"1-{PROGRAMS}").partit
 MENDED = (142, 175, 202)
 """Each failed once, and in most plays: two deadlines that strike at once around a block; a child's end that a loop reads while
 another task's result waits for its turn; a deadline after a block that a later attempt leaves."""
-SEEDS = [*range(int(FIRST), int(LAST or FIRST) + 1), *(MENDED if "PULSE_TRIO_RACES_SEED" not in os.environ else ())]
+SEEDS = [*range(int(FIRST), int(LAST or FIRST) + 1)]
+if "PULSE_TRIO_RACES_SEED" not in os.environ:
+    SEEDS += [*MENDED, *range(MORE, MORE + PROGRAMS)]
 STRIKES = os.environ.get("PULSE_TRIO_RACES_FAULTS", ",".join(FAULTS)).split(",")
 PLAYS = int(os.environ.get("PULSE_TRIO_RACES_PLAYS", "1"))
 DRAWN = os.environ.get("PULSE_TRIO_RACES_ORDER") == "drawn"

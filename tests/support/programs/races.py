@@ -9,117 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from pulse_trio import ChildFailed, Discard, Handlers, Job, StepFailed
 
+from .race_drawing import LIMITERS
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-Node = dict[str, Any]
-TIMES = (0, 0, 1, 3, 5, 10, 10, 20, 20, 30, 50)
-"""Milliseconds."""
-LIMITERS = 2
-
-
-class Drawing:
-    """One program. Each node has a label of its own."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(f"races {seed}")
-        self.left = self.random.choice((8, 14, 22, 30))
-        self._count = 0
-
-    def node(self, depth: int, *, holds: bool = False) -> Node:
-        """One. `holds`: it stands behind a limiter, and what is in it asks for none."""
-        self.left -= 1
-        random = self.random
-        kinds: list[tuple[int, str]] = [(6, "step"), (3, "plain"), (2, "nap"), (2, "event"), (1, "fails")]
-        if depth > 0 and self.left > 0:
-            kinds += [
-                (5, "first"),
-                (4, "all"),
-                (5, "limit"),
-                (4, "saga"),
-                (2, "hedge"),
-                (2, "relay"),
-                (2, "bar"),
-                (2, "catch"),
-                (4, "block"),
-                (2, "late"),
-                (2, "pick"),
-            ]
-            if not holds:
-                kinds.append((3, "turn"))
-        (kind,) = random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
-        return self.of(kind, depth, holds=holds)
-
-    def of(self, kind: str, depth: int, *, holds: bool) -> Node:
-        """One of a kind."""
-        random = self.random
-        self._count += 1
-        node: Node = {"do": kind, "label": f"{kind}{self._count}", "ms": random.choice(TIMES)}
-        match kind:
-            case "first" | "all":
-                tasks = self.way if kind == "first" else self.nodes
-                node["tasks"] = [tasks(depth - 1, holds=holds) for _ in range(random.choice((2, 2, 3, 4)))]
-            case "limit":
-                node["ms"] = random.choice((0, 5, 10, 20, 30, 50, 5000))
-                node["fail"] = random.random() < 0.3
-            case "hedge":
-                node["tasks"] = [self.way(depth - 1, holds=holds) for _ in range(2)]
-            case "relay":
-                node["items"], node["size"] = random.choice((2, 3)), random.choice((0, 1))
-            case "turn":
-                node["limiter"] = random.randrange(LIMITERS)
-            case "fails":
-                node["ms"] = random.choice(TIMES)
-            case "block" | "late" | "pick":
-                node["ms"] = random.choice((5, 10, 20, 30, 50, 100))
-                node["children"] = [
-                    [random.choice(TIMES), random.choice(TIMES)] for _ in range(random.choice((1, 1, 2, 3)))
-                ]
-                node["fail"], node["collect"] = random.random() < 0.2, random.random() < 0.3
-            case _:
-                pass
-        if kind in ("limit", "saga", "bar", "turn", "catch", "block"):
-            node["body"] = self.nodes(depth - 1, holds=holds or kind == "turn")
-        return node
-
-    def way(self, depth: int, *, holds: bool) -> list[Node]:
-        """One of a race: it ends in a durable call, for no history says which of two plain awaits ended first."""
-        nodes = self.nodes(depth, holds=holds)
-        last = nodes[-1]
-        while last["do"] == "bar":
-            last = last["body"][-1]
-        if last["do"] not in (
-            "step",
-            "nap",
-            "event",
-            "first",
-            "limit",
-            "saga",
-            "hedge",
-            "catch",
-            "block",
-            "late",
-            "pick",
-        ):
-            nodes.append(self.of("step", 0, holds=holds))
-        return nodes
-
-    def nodes(self, depth: int, *, holds: bool = False, most: int = 3) -> list[Node]:
-        """Some, one after the other."""
-        return [self.node(depth, holds=holds) for _ in range(self.random.randint(1, most))]
-
-
-def draw(seed: int) -> list[Node]:
-    """The program of this seed. A failure that nobody catches would end it, so that all of it is caught."""
-    drawing = Drawing(seed)
-    return [drawing.of("catch", 5, holds=False) for _ in range(3)]
+    from .race_drawing import Node
 
 
 @dataclasses.dataclass
@@ -134,6 +35,16 @@ class Play:
     """Attempts whose lease was taken from them."""
     send: Callable[[int, str, float], None] = lambda job, name, after: None
     running: Any = None
+    members: dict[int, Play] = dataclasses.field(default_factory=dict["int", "Play"])
+    """Of each durable child, by its job's id."""
+    spent: set[str] = dataclasses.field(default_factory=set[str])
+    """What fails once, and has."""
+    flaked: set[int] = dataclasses.field(default_factory=set[int])
+    """Attempts in which plain code has failed."""
+    beginnings: int = 0
+    """How often the job has begun from the beginning."""
+    undone: bool = False
+    """Whether a step was called in one of these after that: a refund, say."""
     trace: dict[int, list[str]] = dataclasses.field(default_factory=lambda: defaultdict[int, list[str]](list))
     """What the handler did in each attempt, in order."""
 
@@ -142,14 +53,18 @@ PLAYS: dict[int, Play] = {}
 
 
 class Racer:
-    """One attempt."""
+    """One attempt. `number` is that of the play of the tree's root."""
 
-    def __init__(self, play: Play, job: Job) -> None:
-        self.play, self.job, self.begun = play, job, trio.current_time()
+    def __init__(self, play: Play, job: Job, number: int) -> None:
+        self.play, self.job, self.number, self.begun = play, job, number, trio.current_time()
         self.limiters = [trio.CapacityLimiter(1 + n) for n in range(LIMITERS)]
 
     def trace(self, what: str) -> None:
         self.play.trace[self.job.attempt].append(f"{what} {trio.current_time() - self.begun:.3f}")
+
+    def known(self, label: str) -> str:
+        """What a node of this job is called among all of the play."""
+        return label
 
     async def run(self, nodes: list[Node]) -> None:
         for node in nodes:
@@ -167,7 +82,8 @@ class Racer:
 
         async def work(value: Any) -> Any:
             if attempt not in play.lost:
-                play.effects[label] += 1
+                play.effects[self.known(label)] += 1
+            play.undone |= attempt in play.flaked
             await trio.sleep(ms / 1000)
             if fail:
                 raise ValueError(label)
@@ -237,9 +153,9 @@ class Racer:
         await self.says(label, [scope.cancelled_caught, slow])
 
     async def do_saga(self, node: Node) -> None:
-        label, sagas = node["label"], self.play.sagas
+        label, sagas, name = node["label"], self.play.sagas, self.known(node["label"])
         await self.step(f"charge {label}", node["ms"])
-        sagas.setdefault(label, "open")
+        sagas.setdefault(name, "open")
         try:
             await self.run(node["body"])
             await self.step(f"keep {label}")
@@ -247,9 +163,15 @@ class Racer:
             if self.job.cancel_reason not in ("suspended", "fence-lost", "shutdown", "lease-unproven"):
                 with self.job.cleanup():
                     await self.step(f"refund {label}")  # noqa: ASYNC102 -- job.cleanup() is the shield
-                    sagas[label] = "refunded"
+                    self.settle(name, "refunded")
             raise
-        sagas[label] = "kept"
+        self.settle(name, "kept")
+
+    def settle(self, name: str, how: str) -> None:
+        """What was charged is given back, or kept."""
+        before, self.play.sagas[name] = self.play.sagas[name], how
+        if before not in ("open", how) and self.job.attempt not in self.play.lost:
+            self.play.wrong.append(f"attempt {self.job.attempt}: {name} was {before}, and is {how}")
 
     async def do_relay(self, node: Node) -> None:
         label = node["label"]
@@ -278,12 +200,16 @@ class Racer:
 
     def start(self, nursery: Any, node: Node, *more: float) -> list[Any]:
         """Starts a node's children, and those that take so many seconds."""
-        number, label = next(number for number, play in PLAYS.items() if play is self.play), node["label"]
+        label = node["label"]
         times = [(ms / 1000, ms_more / 1000) for ms, ms_more in node["children"]] + [(seconds, 0.0) for seconds in more]
-        fails = [node["fail"] and count == 1 for count in range(len(times))]
+        fails = node.get("fails") or [node["fail"] and count == 1 for count in range(len(times))]
         return [
             nursery.start_soon(
-                child.options(child_key=f"{label}-{count}"), number, f"{label}-{count}", *times[count], fails[count]
+                child.options(child_key=f"{label}-{count}"),
+                self.number,
+                self.known(f"{label}-{count}"),
+                *times[count],
+                fails[count],
             )
             for count in range(len(times))
         ]
@@ -341,14 +267,6 @@ def leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
 HANDLERS = Handlers()
 
 
-async def race(job: Job, number: int, program: list[Node]) -> str:
-    play = PLAYS[number]
-    play.attempts.append(job.attempt)
-    play.running = job
-    await Racer(play, job).run(program)
-    return "raced"
-
-
 OPTIONS: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.02, "crash_limit": 1000, "max_attempts": 5}
 
 
@@ -364,16 +282,3 @@ async def child(job: Job, number: int, label: str, lasts: float, gives_back: flo
     if fails:
         raise Discard(label)
     return label
-
-
-@HANDLERS.job(durable=True, suspend_after=0, **OPTIONS)
-async def quick(job: Job, number: int, program: list[Node]) -> str:
-    return await race(job, number, program)
-
-
-@HANDLERS.job(durable=True, suspend_after=0.02, **OPTIONS)
-async def middling(job: Job, number: int, program: list[Node]) -> str:
-    return await race(job, number, program)
-
-
-KINDS = (quick, middling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,15 @@ import trio
 from pulse_trio import InvalidTransition
 
 from .ground import Ground, open_ground
-from .races import HANDLERS, KINDS, PLAYS, Node, Play
+from .races import HANDLERS, PLAYS, Play
+from .races_more import KINDS, Flaky
 from .staging import UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from random import Random
+
+    from .race_drawing import Node
 
 FAULTS = ("none", "lost", "cancelled")
 """What strikes: nothing but what the handler waits for; the lease is lost, some times; a person cancels the job."""
@@ -25,6 +29,16 @@ SLOW = float(os.environ.get("PULSE_TRIO_RACES_SLOW", "20"))
 """Seconds after which a play is slow. None waits for more than two."""
 LONGEST = 60.0
 ERRORS = "SELECT attempt, outcome, error FROM attempt WHERE job_id = %s AND error IS NOT NULL ORDER BY attempt"
+MEMBERS = """
+SELECT j.id, j.kind, j.state, j.error, a.attempt, a.error AS of_attempt FROM jobs j LEFT JOIN attempt a ON a.job_id = j.id
+WHERE %s IN (j.root_id, j.id)
+"""
+EXPECTED = re.compile(
+    "Discard|Flaky|RetryAfter: 0, because of|[Ll]ease|^(parent|user|sibling|shutdown|suspended)$"
+    "|the job was cancelled meanwhile, and runs once more to clean up"
+    "|^a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt"
+)
+"""Errors that attempts may end with."""
 HISTORY = "SELECT line, kind, key, name, left(value::text, 300) AS value, attempt FROM history WHERE job_id = %s ORDER BY line"
 
 
@@ -32,7 +46,10 @@ class Track(Ground):
     """Where races are played."""
 
     async def lose_what_runs(self, play: Play) -> None:
-        """The lease of the attempt that runs is over, and it is told."""
+        """The lease of the attempt that runs is over, and it is told: the root's, or a member's."""
+        running = [one for one in (play, *play.members.values()) if one.running is not None]
+        running = [one for one in running if not self.running(one.running).ended] or [play]
+        play = running[len(play.lost) % len(running)]
         job = play.running
         if job is not None and job.attempt not in play.lost and not self.running(job).ended:
             play.lost.add(job.attempt)
@@ -56,6 +73,10 @@ class Track(Ground):
         else:
             limited = '"do": "turn"' in json.dumps(program)
             self.look_at(play, ref.id, fault, trio.current_time() - begun, limited=limited)
+            if play.wrong:
+                self.explain(play, ref.id)
+                for job_id, one in play.members.items():
+                    self.explain(play, job_id, one)
         what = f"{kind.kind}, {fault} {[round(moment, 3) for moment in moments]}, job {ref.id}"
         return what, play
 
@@ -76,20 +97,27 @@ class Track(Ground):
         row = self.found.pop(job_id)
         del self.ended[job_id]
         wrong = play.wrong
-        if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled"):
+        fails = row["state"] == "dead" and play.undone and Flaky.__name__ in (row["error"] or "")
+        if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled") and not fails:
             wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
         if seconds > SLOW:
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
         wrong += [f"{label} is left open" for label, how in play.sagas.items() if how == "open"]
         # Under pytest-trio limiters go to other tasks in each attempt, which begin what had no line then.
-        if fault == "none" and not limited:
+        if fault == "none" and not limited and not play.flaked:
             wrong += [f"{label} was done {count} times" for label, count in play.effects.items() if count > 1]
-        if wrong:
-            self.explain(play, job_id)
+        for found in self.window.run(MEMBERS, job_id):
+            for error in (found["error"], found["of_attempt"]):
+                if error and not EXPECTED.search(error.splitlines()[0]):
+                    wrong.append(
+                        f"job {found['id']} {found['kind']} attempt {found['attempt']}: {error.splitlines()[0][:500]}"
+                    )
 
-    def explain(self, play: Play, job_id: int) -> None:
+    def explain(self, play: Play, job_id: int, member: Play | None = None) -> None:
         """Adds what a person looks at."""
         wrong = play.wrong
+        wrong.append(f"-- job {job_id}")
+        play = member or play
         for attempt in self.window.run(ERRORS, job_id):
             wrong.append(f"attempt {attempt['attempt']} {attempt['outcome']}: {attempt['error'].splitlines()[0][:500]}")
         wrong += [f"attempt {attempt} did {', '.join(done)}" for attempt, done in play.trace.items()][-6:]
