@@ -236,7 +236,7 @@ class Durable:
             except Exception as error:
                 self.fail(error)
                 raise
-            await self.history.written()
+            await self.history.written(goes_on=True)
         await self.quiet.delivered(call, line.line)
         return line
 

@@ -40,13 +40,15 @@ class Writer(Protocol):
 
 
 class _Waiter:
-    """A task that waits until the lines up to `line` are written; `decided`: the handler has taken a branch because of them."""
+    """A task that waits until the lines up to `line` are written; `decided`: the handler has taken a branch because of them;
+    `goes_on`: the task goes on with the last of them."""
 
-    __slots__ = ("decided", "event", "line")
+    __slots__ = ("decided", "event", "goes_on", "line")
 
-    def __init__(self, line: int, *, decided: bool) -> None:
+    def __init__(self, line: int, *, decided: bool, goes_on: bool) -> None:
         self.line = line
         self.decided = decided
+        self.goes_on = goes_on
         self.event = trio.Event()
 
 
@@ -102,7 +104,8 @@ class History:
     @property
     def gone_on(self) -> int:
         """The number of the last line that is written, and whose task has been told so."""
-        return min(self._written, self._waiters[0].line - 1) if self._waiters else self._written
+        first = next((waiter.line for waiter in self._waiters if waiter.goes_on or waiter.decided), None)
+        return self._written if first is None else min(self._written, first - 1)
 
     @property
     def has_lines(self) -> bool:
@@ -224,13 +227,14 @@ class History:
         """Whether lines are being written because of which the handler has taken a branch."""
         return any(waiter.decided for waiter in self._waiters)
 
-    async def written(self, *, decided: bool = False, may_be_cut: bool = False) -> None:
+    async def written(self, *, decided: bool = False, may_be_cut: bool = False, goes_on: bool = False) -> None:
         """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
-        too, as long as the lease is proven; not if it `may_be_cut`, because a call only begins with them."""
+        too, as long as the lease is proven; not if it `may_be_cut`, because a call only begins with them. `goes_on`: the
+        last one is that of the current task, which goes on with it."""
         if self._written >= self.room.next - 1:
             await trio.lowlevel.checkpoint()
             return
-        waiter = _Waiter(self.room.next - 1, decided=decided)
+        waiter = _Waiter(self.room.next - 1, decided=decided, goes_on=goes_on)
         self._waiters.append(waiter)
         try:
             if may_be_cut:
