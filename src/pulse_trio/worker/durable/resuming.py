@@ -12,7 +12,7 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .interrupted import found_undone, misfit, plain_failure
+from .interrupted import found_undone, goes_elsewhere, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -110,8 +110,12 @@ def help_on(durable: Durable, since: float) -> bool:
         if _has_gone_on(replay, line):
             return False
     waits_long = stood_still >= _SOON and _only_wait(durable, stood_still)
-    if (stuck or waits_long or stood_still >= min(_LONG, half)) and durable.failures.recall():
+    long = waits_long or stood_still >= min(_LONG, half)
+    if (stuck or long) and durable.failures.recall():
         durable.hand_out()
+        return False
+    if long and goes_elsewhere(durable, stood_still, only_waits=waits_long):
+        misfit(durable, replay.stuck(), durable.standing)
         return False
     if stuck and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line. Or a scope has struck

@@ -1,0 +1,95 @@
+"""Plain code fails in one of several tasks: no progress bar, which never stands in a durable call, keeps that waiting, nor does
+a block of another task. (conftest.py: a replay that stands still never goes on.)"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from pulse_trio import Job, SyncClient
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+
+async def note(what: str) -> str:
+    return what
+
+
+async def draw_a_bar() -> None:
+    while True:  # noqa: ASYNC110 -- a progress bar waits for no event
+        await trio.sleep(0.01)
+
+
+async def test_what_is_called_for_a_failure_in_a_replay_is_refused_at_once(trees: Trees) -> None:
+    """The replay waited for the progress bar, which comes to no call, until the attempt's timeout."""
+    answered: list[int] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        async def answer() -> None:
+            answered.append(job.attempt)
+
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            await job.step(note, "first", key="first")
+            try:
+                if job.attempt == 2:
+                    raise OSError("no connection")
+            except OSError:
+                await job.step(answer, key="answer")
+                raise
+            await job.step(note, "second", key="second")
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst(log=False)
+        assert "no connection" in trees.job(job_id)["error"]
+        trees.again()
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["result"], answered) == ("done", [])
+
+
+async def test_a_failure_that_was_answered_and_does_not_come_again_is_a_mismatch_at_once(trees: Trees) -> None:
+    await _is_answered(trees, bars=1)
+
+
+async def test_so_it_is_after_a_while_beside_more_that_never_stands(trees: Trees, replay_stands_still: None) -> None:
+    await _is_answered(trees, bars=2)
+
+
+async def _is_answered(trees: Trees, *, bars: int) -> None:
+    """`bars`: so many in the second attempt."""
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async with trio.open_nursery() as bar:
+            for _ in range(1 if job.attempt == 1 else bars):
+                bar.start_soon(draw_a_bar)
+            await job.step(note, "first", key="first")
+            try:
+                if job.attempt == 1:
+                    raise OSError("no connection")
+            except OSError:
+                with job.cleanup():
+                    await job.step(note, "answer", key="answer")
+                raise
+            await job.step(note, "second", key="second")
+            bar.cancel_scope.cancel()
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    job = trees.job(job_id)
+    assert job["state"] == "dead"
+    assert "ReplayMismatch" in job["error"]
+    assert "no connection" in job["error"]
