@@ -93,3 +93,57 @@ async def _is_answered(trees: Trees, *, bars: int) -> None:
     assert job["state"] == "dead"
     assert "ReplayMismatch" in job["error"]
     assert "no connection" in job["error"]
+
+
+async def test_what_is_undone_when_the_lines_of_other_tasks_have_come_is_remembered_first(trees: Trees) -> None:
+    """The refund began while another task's line was still to come: that plain code had failed was not remembered, and the next
+    attempt completed the job."""
+    refunding, done = trio.Event(), list[str]()
+
+    async def refund() -> None:
+        done.append("refunded")
+        refunding.set()
+        await trio.sleep_forever()
+
+    async def ship() -> None:
+        done.append("shipped")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def packs() -> None:
+            await job.step(note, "second", key="second")
+            if job.attempt == 1:
+                raise RuntimeError("the first attempt fails")
+
+        async def pays() -> None:
+            await job.step(note, "first", key="first")
+            try:
+                if job.attempt == 1:
+                    await trio.sleep_forever()
+                if job.attempt == 2:
+                    raise OSError("no connection")
+            except OSError:
+                with job.cleanup():
+                    await job.step(refund, key="refund")
+                raise
+            await job.step(ship, key="ship")
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(pays)
+            tasks.start_soon(packs)
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        async with trio.open_nursery() as workers:
+            workers.start_soon(lambda: trees.worker(log=False, grace=0.1).run())
+            await refunding.wait()
+            await trees.lose(job_id, due=False)
+            workers.cancel_scope.cancel()
+        trees.again()
+        await trees.burst(log=False)
+    job = trees.job(job_id)
+    assert (job["state"], done[:1]) == ("dead", ["refunded"])
+    assert "no connection" in job["error"]

@@ -22,7 +22,7 @@ from .cancelling import Cancelling
 from .changed import check_blocks
 from .failures import Failures, mark
 from .history import History
-from .interrupted import explained, misfit
+from .interrupted import explained, misfit, note_plain_failure
 from .keys import Keys
 from .left_behind import await_left_behind
 from .opening_scopes import OpenScope
@@ -214,6 +214,8 @@ class Durable:
                 await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
                 await await_left_behind(self)  # by a scope that the replay has left
                 await check_blocks(self, call)
+                if call.handles is not None and note_plain_failure(self, call):
+                    await self.history.written()  # it began while other tasks had lines to come
         return call.line
 
     def awaiting(self, call: Call) -> Awaiting:
