@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
@@ -147,3 +148,62 @@ async def test_what_is_undone_when_the_lines_of_other_tasks_have_come_is_remembe
     job = trees.job(job_id)
     assert (job["state"], done[:1]) == ("dead", ["refunded"])
     assert "no connection" in job["error"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_block_waits_for_no_line_when_its_attempt_ends(answers: bool, trees: Trees) -> None:
+    """It had been left after a line of the task that fails now: the attempt stood still for ten seconds."""
+    begun, cut, may_end = trio.Event(), trio.Event(), trio.Event()
+    answered: list[int] = []
+
+    @trees.handlers.job
+    async def child(job: Job) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                await may_end.wait()  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    async def answer() -> None:
+        answered.append(1)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        async def packs() -> None:
+            with job.move_on_after(60, key="limit") as scope:
+                async with job.durable_nursery(key="block") as block:
+                    block.start_soon(child.options(child_key="child"))
+                    await begun.wait()
+                    cut.set()
+                    scope.cancel()
+            await job.step(note, "packed", key="packed")
+
+        async def pays() -> None:
+            await job.step(note, "first", key="first")
+            try:
+                if job.attempt == 2:
+                    raise OSError("no connection")
+            except OSError:
+                if answers:
+                    await job.step(answer, key="answer")
+                raise
+            await cut.wait()
+            await job.step(note, "second", key="second")
+            may_end.set()
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(packs)
+            tasks.start_soon(pays)
+        await job.wait_for_event("go", key="go")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(15):
+        await trees.burst(log=False)
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst(log=False)
+        assert "no connection" in trees.job(job_id)["error"]
+        trees.again()
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["result"], answered) == ("done", [])

@@ -14,6 +14,7 @@ import trio
 
 from ...lines import Kind
 from .beginning import REFUSED
+from .interrupted import fails_by_itself
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,8 @@ LEFT = "0:left"
 handed out. Their own numbers are the order."""
 _LONGEST = 10.0
 """Seconds for which a block waits for what came before it (half of the attempt's timeout, if that is less)."""
+_LOOK = 0.05
+"""Seconds until it looks whether the attempt fails instead: a task that fails tells nobody."""
 
 
 class CutBlocks:
@@ -97,8 +100,9 @@ class CutBlocks:
             try:
                 durable.hand_out()
                 with trio.move_on_after(longest):
-                    while self._comes_before(call.key):
-                        await self._moved.wait()
+                    while self._comes_before(call.key) and not fails_by_itself(durable, call):
+                        with trio.move_on_after(_LOOK):
+                            await self._moved.wait()
             finally:
                 self.leaving.discard(trio.lowlevel.current_task())
             await durable.quiet.delivering.turn()
@@ -111,7 +115,7 @@ class CutBlocks:
     def _comes_before(self, key: str) -> bool:
         """Whether a line or another block does."""
         after = self._told.get(key)
-        if after is None or self._ends:
+        if after is None or self._ends or self._durable.fatal is not None:
             return False
         replay = self._durable.history.replay
         # The task of the line that was handed out last goes on first.

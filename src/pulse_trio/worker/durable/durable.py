@@ -375,6 +375,7 @@ class Durable:
         for call in self.standing.values():
             if call.turn is not None:
                 call.turn.set()
+        self.quiet.cut_blocks.moves()
         return error
 
     # The attempt

@@ -87,6 +87,15 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     return True
 
 
+def fails_by_itself(durable: Durable, call: Call) -> bool:
+    """Whether the task in this call is cut short because plain code has failed in a replay, and in no attempt before was a call
+    made because it had: what came after this in the history comes no more."""
+    replay = durable.history.replay
+    if replay.over or replay.unopened.within.get(UNDONE):
+        return False
+    return plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
+
+
 def goes_elsewhere(durable: Durable, stood_still: float, *, only_waits: bool) -> bool:
     """No call has come for the next line for so many seconds. Whether none will: a call that has no line is made because plain
     code has failed in this replay, or one with that line was made because it had failed in an attempt before. Where that was
