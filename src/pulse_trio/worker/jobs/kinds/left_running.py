@@ -9,6 +9,8 @@ from contextlib import suppress
 _PR_SET_CHILD_SUBREAPER = 36
 _ZOMBIES = 32
 """Processes that have ended and that nobody has waited for; with more of them this process is replaced."""
+_LOOKS = 100
+"""How often the threads of a process are listed, if each time one of them ends meanwhile."""
 
 
 def left_running() -> frozenset[int]:
@@ -41,8 +43,17 @@ def left_running() -> frozenset[int]:
 
 
 def _children_of(pid: int | str) -> set[int]:
-    tasks = os.listdir(f"/proc/{pid}/task")
-    return {int(child) for task in tasks for child in _text(f"/proc/{pid}/task/{task}/children").split()}
+    """Raises `OSError` if the system does not say, or the process has ended."""
+    for looks_left in reversed(range(_LOOKS)):
+        tasks = os.listdir(f"/proc/{pid}/task")
+        try:
+            return {int(child) for task in tasks for child in _text(f"/proc/{pid}/task/{task}/children").split()}
+        except (FileNotFoundError, ProcessLookupError):
+            # A thread has ended since, and another one has its children. Those of a pool of processes end after its shutdown:
+            # Python's `join` comes back a little before the system's thread is gone.
+            if not looks_left:
+                raise
+    raise AssertionError("the last look returns or raises")
 
 
 def _helpers() -> set[int]:
