@@ -80,9 +80,11 @@ async def check_interrupted(durable: Durable, call: Call) -> None:
         return
     for key in unopened.waits.left_out():
         raise _is_under_way(durable, key, f"now calls {call}", call)
-    for event in sorted(unopened.waits.events):
-        waits = f"job {durable.running.claim.id} waits for the event {event!r} since an earlier attempt"
-        mismatch = ReplayMismatch(f"{waits}, but the handler now calls {call}")
+    awaited = [f"waits for the event {event!r}" for event in sorted(unopened.waits.events)]
+    for waits in awaited + [f"waits in the call with the key {key!r}" for key in sorted(unopened.waits.keyed)]:
+        mismatch = ReplayMismatch(
+            f"job {durable.running.claim.id} {waits} since an earlier attempt, but the handler now calls {call}"
+        )
         raise misfit(durable, mismatch, {trio.lowlevel.current_task(): call})
 
 

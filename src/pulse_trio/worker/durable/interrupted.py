@@ -193,8 +193,9 @@ def explained(durable: Durable, error: Exception) -> Exception:
     return ReplayMismatch(
         f"{str(error).partition('. ')[0]}. An attempt before failed of plain code ({told[-1].name}) and made durable calls "
         "because of it, a refund say. This attempt has not failed there, so it calls something else. If all is undone, run it "
-        f"again from the beginning: pulse-trio jobs retry {job_id} --afresh. Put what may fail into a step, or raise "
-        "RetryAfter(60, afresh=True) when all is undone, which begins again by itself, or Discard"
+        f"again from the beginning: pulse-trio jobs retry {job_id} --afresh. Put what may fail into a step, whose failure is "
+        "remembered. A handler that ends with Discard or RetryAfter(60, afresh=True) when all is undone comes here only where "
+        "its worker was lost before that"
     )
 
 

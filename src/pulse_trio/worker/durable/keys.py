@@ -32,7 +32,8 @@ LONGEST = 256
 _ENTRY = "{} is entered"
 _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended", "{} late")}
 """What else the history has under names that are made from the key of a call."""
-_OURS = re.compile(r"\d+:[a-z]+")
+OURS = re.compile(r"\d+:[a-z]+")
+"""The keys that no handler gives."""
 _REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")
 """The numbered keys that have moments."""
 KEYED, HIGHEST = 2**20, 2**30
@@ -193,7 +194,7 @@ def highest_number(moments: Iterable[str], blocks: Iterable[int]) -> int:
 
 def highest_of(keys: Iterable[str]) -> int:
     """The highest number in the keys of lines."""
-    return max((int(key.partition(":")[0]) for key in keys if _OURS.fullmatch(key)), default=0)
+    return max((int(key.partition(":")[0]) for key in keys if OURS.fullmatch(key)), default=0)
 
 
 def check_key(what: str, key: object) -> str:
@@ -206,6 +207,6 @@ def check_key(what: str, key: object) -> str:
         raise UsageError(f"A {what} must be text that UTF-8 can carry, got {key!r}.") from None
     if not 0 < size <= LONGEST:
         raise UsageError(f"A {what} has 1 to {LONGEST} bytes of UTF-8, got {size}.")
-    if "\0" in key or _OURS.fullmatch(key):
+    if "\0" in key or OURS.fullmatch(key):
         raise UsageError(f"A {what} holds no NUL and does not look like the numbered keys (3:step), got {key!r}.")
     return key

@@ -3,7 +3,8 @@ remembered scopes. No line says that they are under way, only the moment that ea
 
 Where the main task calls something else with that number, the wait has another number in this code, finds no moment and begins
 anew. That is a sign that the code has changed (changed.py), unless an earlier attempt may have gone another way, or something
-that no line tells of may have cut this one short before it came to the wait. Pure: no I/O, no Trio.
+that no line tells of may have cut this one short before it came to the wait. One with a key has no number, and is looked for
+only where plain code has failed. Pure: no I/O, no Trio.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ...lines import Kind
+from .keys import HIGHEST, OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,13 +33,15 @@ _STRUCK = re.compile(r"([1-9][0-9]{0,6}):(?:scope|block body)")
 class UnderWay:
     """Of one attempt."""
 
-    __slots__ = ("_left", "beside", "events", "given_up", "lines_beside", "undoes", "undoing")
+    __slots__ = ("_left", "beside", "events", "given_up", "keyed", "lines_beside", "undoes", "undoing")
 
     def __init__(self) -> None:
         self._left: dict[int, list[str]] = {}
         """The keys of those that the main task has not come to, by the number of their call."""
         self.events = set[str]()
         """The names of the events that the attempt before was suspended for, and for which this one does not wait yet."""
+        self.keyed = set[str]()
+        """The keys that the handler has given to sleeps and waits with a timeout, and to which no task of it has come yet."""
         self.undoing = ""
         """The failure of plain code because of which an attempt before had begun to undo what it did, if it was lost then."""
         self.undoes: tuple[int, int] | None = None
@@ -75,6 +79,8 @@ class UnderWay:
                 told = min(told, float(line.value or 0))
             elif line.kind is Kind.MOMENT and line.line <= told and 0 < (number := _number(waits, line.key)) < struck:
                 self._find(number, line, replay)
+            elif struck == told == math.inf and _is_keyed_wait(line, replay):
+                self.keyed.add(line.key)
 
     def _find(self, number: int, line: Line, replay: Replay) -> None:
         if _waits(line, replay):
@@ -130,6 +136,15 @@ def _waits(line: Line, replay: Replay) -> bool:
         return True
     # A worker of 1.0.0rc1 has remembered scopes of handlers that unwound, too; but of none where it stood.
     return bool(line.name) and _is_open(line.key, replay)
+
+
+def _is_keyed_wait(line: Line, replay: Replay) -> bool:
+    """Whether it is the moment of a sleep or a wait to which the handler has given a key, and which has not ended. Those of
+    blocks hold their numbers, other marks that of a line, and those of scopes what is around them; workers of 1.0.0rc1 write
+    only the end of a scope."""
+    if line.kind is not Kind.MOMENT or line.name or OURS.fullmatch(line.key) or replay.has_line(line.key):
+        return False
+    return HIGHEST < float(line.value or 0) < math.inf and f"{line.key} ended" not in replay.moments
 
 
 def _is_open(scope: str, replay: Replay) -> bool:

@@ -109,7 +109,7 @@ class Unopened:
     @property
     def has_more(self) -> bool:
         """Whether the attempts before had come to a block or a wait that this one has not come to."""
-        return bool(self._around or self.waits or self.waits.events)
+        return bool(self._around or self.waits or self.waits.events or self.waits.keyed)
 
     @property
     def awaited(self) -> bool:

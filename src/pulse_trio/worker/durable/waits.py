@@ -33,6 +33,7 @@ _LOOK = 1.0
 
 async def sleep(durable: Durable, seconds: float, key: str | None) -> None:
     """See `Job.sleep`."""
+    _comes_to(durable, key)
     call = await begin(durable, "sleep", "", key, "job.sleep")
     if await durable.replayed(call) is None:
         await _sleep(durable, call, durable.moment(call.key, seconds))
@@ -42,10 +43,17 @@ async def sleep_until(durable: Durable, moment: datetime, key: str | None) -> No
     """See `Job.sleep_until`. Raises `UsageError` for a datetime without a time zone."""
     if not isinstance(cast("object", moment), datetime) or moment.utcoffset() is None:
         raise UsageError(f"job.sleep_until takes a datetime with its time zone, got {moment!r}.")
+    _comes_to(durable, key)
     call = await begin(durable, "sleep", "", key, "job.sleep_until")
     if await durable.replayed(call) is None:
         # Remembered, because code may compute another moment in a later attempt.
         await _sleep(durable, call, durable.history.moment(call.key, moment.timestamp()))
+
+
+def _comes_to(durable: Durable, key: str | None) -> None:
+    """A task comes to a wait that may have this key."""
+    if key is not None:
+        durable.history.replay.unopened.waits.keyed.discard(key)
 
 
 async def _sleep(durable: Durable, call: Call, until: float) -> None:
@@ -64,6 +72,7 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_, dec_hook=from_builtins)
     except (TypeError, NameError) as error:
         raise UsageError(f"job.wait_for_event cannot decode a payload as {type_!r}: {error}.") from None
+    _comes_to(durable, key)
     durable.history.replay.unopened.waits.events.discard(name)
     call = await begin(durable, "event", name, key, "job.wait_for_event")
     line = await durable.replayed(call)
