@@ -57,6 +57,38 @@ async def test_what_is_called_for_a_failure_in_a_replay_is_refused_at_once(trees
     assert (trees.job(job_id)["result"], answered) == ("done", [])
 
 
+@pytest.mark.parametrize("others", [1, 3])
+async def test_tasks_that_are_cut_short_for_it_in_a_replay_end_at_once(trees: Trees, others: int) -> None:
+    """They stood in calls that have lines, behind that of the task which had failed: these came no more, because of the bar."""
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def leg(name: str) -> None:
+            await job.step(note, f"charge {name}", key=f"charge {name}")
+            if name == "a" and job.attempt == 2:
+                raise OSError("no connection")
+            await job.step(note, f"ship {name}", key=f"ship {name}")
+
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            async with trio.open_nursery() as legs:
+                for name in "abcd"[: 1 + others]:
+                    legs.start_soon(leg, name)
+            bar.cancel_scope.cancel()
+        if job.attempt == 1:
+            raise RuntimeError("the first attempt fails")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        for _ in range(2):
+            await trees.burst(log=False)
+            trees.again()
+        assert "no connection" in trees.job(job_id)["error"]
+        await trees.burst(log=False)
+    assert trees.job(job_id)["result"] == "done"
+
+
 async def test_a_failure_that_was_answered_and_does_not_come_again_is_a_mismatch_at_once(trees: Trees) -> None:
     await _is_answered(trees, bars=1)
 

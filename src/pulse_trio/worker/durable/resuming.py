@@ -117,7 +117,9 @@ def help_on(durable: Durable, since: float) -> bool:
     if long and goes_elsewhere(durable, stood_still, only_waits=waits_long):
         misfit(durable, replay.stuck(), durable.standing)
         return False
-    if stuck and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):
+    # Plain code has failed, and its nursery has cut these short: what never stands in a call, a progress bar, is left by that.
+    fails = stood_still >= _SOON and any(plain_failure(durable, {task: durable.standing[task]}) for task in waiting)
+    if (stuck or fails) and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line. Or a scope has struck
         # while others stood in calls to which they come no more: a limiter was given to other tasks then.
         durable.hand_out(early=True)
