@@ -54,3 +54,33 @@ async def test_a_line_that_is_added_while_a_task_waits_to_be_alone_is_written() 
             history.taken()
             history.are_written(2)
     assert numbers == [3]
+
+
+async def test_who_has_written_its_line_alone_goes_on_after_those_whose_lines_came_before() -> None:
+    """They are told of theirs one by one, a pass of Trio's loop for each: a COMMIT may be faster."""
+    running: Any = SimpleNamespace(claim=SimpleNamespace(id=1), lease_deadline=trio.current_time() + 60)
+    writer: Any = SimpleNamespace(add=lambda _: None)
+    history, went_on = History(running, writer, 1), list[int]()
+
+    async def records(key: str) -> None:
+        line = history.add(Kind.STEP, key)
+        await history.written(goes_on=True)
+        went_on.append(line.line)
+
+    async def commits() -> None:
+        async with history.alone() as number:
+            pass
+        history.are_written(number)
+        await history.follows(number)
+        went_on.append(number)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(records, f"step {number}")
+            await trio.testing.wait_all_tasks_blocked()
+            history.taken()
+            history.are_written(20)
+            nursery.start_soon(commits)
+    assert sorted(went_on) == went_on
+    assert went_on[-1] == 21

@@ -283,7 +283,7 @@ class Cancelling:
         durable.history.forget_held()
         after = self.seconds_to(min(self._came, durable.running.deadline))
         untold = await is_still_to_come(durable, error, self._held_back, after)
-        return untold and may_run and await runs_once_more(durable)
+        return untold and may_run and await runs_once_more(durable, error)
 
     def remembers_at_the_end(self, said: Stood) -> None:
         """The handler has ended before the history had the cancellation, and that says this of it."""

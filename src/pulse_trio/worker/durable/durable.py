@@ -194,11 +194,15 @@ class Durable:
                 # One that was cancelled and had ended all the same has its end, as long as the lease is proven. The task of the
                 # line before it may cancel it only now: it goes on when this line has been handed out.
                 late = late or may_get_its_line(self, call)
-                until = self.running.lease_deadline if late else math.inf
-                with trio.CancelScope(shield=late, deadline=until) as ending:
-                    await prepare()
-                if ending.cancelled_caught:
+                while True:
+                    until = self.running.lease_deadline if late else math.inf
+                    with trio.CancelScope(shield=late, deadline=until) as ending:
+                        await prepare()
+                    if not ending.cancelled_caught:
+                        break
                     await trio.lowlevel.checkpoint_if_cancelled()
+                    # The lease was renewed meanwhile, or is over, which a clean-up's shield keeps from this task for a while.
+                    late = trio.current_time() < self.running.lease_deadline
         except BaseException:
             replay.leave(call)
             self.hand_out()

@@ -247,6 +247,20 @@ class History:
             self._wake()
         await self.check_lease()
 
+    async def follows(self, number: int) -> None:
+        """The line with this number of `alone` is written, and the current task goes on with it. Waits until the tasks of those
+        before it have been told of theirs: that takes a pass of Trio's loop for each, and may last longer than a COMMIT."""
+        if not self._waiters or self._waiters[0].line >= number:
+            return
+        waiter = _Waiter(number, decided=False, goes_on=True)
+        before = sum(1 for other in self._waiters if other.line < number)
+        self._waiters.insert(before, waiter)
+        try:
+            await while_proven(self.running, waiter.event)
+        finally:
+            self._waiters.remove(waiter)
+            self._wake()
+
     async def check_lease(self) -> None:
         """Raises `RuntimeError` if it is known that another attempt has the job."""
         if self.lost:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...describing import leaves_of
+from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST = 8
 """So many runs begin in which plain code fails again before the handler is told: half a minute. Then the clean-up is owed."""
+MOST_DISCARDED = 1
+"""The same of one that ends with `Discard`, which says of itself that it comes again. Eight such runs of a child held its
+parent up for 40 s."""
 ONCE_MORE = "0:once more"
 """The key of the moment that says how many of these have begun."""
 OWED = "0:owed"
@@ -67,13 +72,14 @@ async def remember_at_the_end(durable: Durable, reason: CancelReason, after: flo
         await history.written()
 
 
-async def runs_once_more(durable: Durable) -> bool:
-    """Whether the job does, of which that is so."""
+async def runs_once_more(durable: Durable, error: BaseException | None) -> bool:
+    """Whether the job does, of which that is so, and whose handler has ended with this."""
     resumed, history = durable.history.replay.resumed, durable.history
     if resumed is None or not resumed.cancelling:
         return True
+    for_good = error is not None and all(issubclass(type(leaf), Discard) for leaf in leaves_of(error))
     begun = history.replay.moments.get(ONCE_MORE, 0.0)
-    if begun >= MOST:
+    if begun >= (MOST_DISCARDED if for_good else MOST):
         return False
     with suppress(RuntimeError, BeyondLimit):
         history.moment(ONCE_MORE, begun + 1, anew=True)

@@ -110,23 +110,25 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             if durable.quiet.has_others():
                 durable.quiet.note(call)
             # No other line of this job is written until it is known whether this one is.
-            async with (
-                AsyncExitStack() as held,
-                durable.history.alone() as number,
-                durable.parts.transactions.begin(seconds=limit) as begun,
-            ):
-                with durable.awaiting(call):
-                    value = await function(Transaction(begun.connection, None), *args)
-                text = _encoded(durable, name, value, "its writes are rolled back, and")
-                coded = durable.parts.coded(running.claim, number, text)
-                lines = Lines(running.claim, [Line(number, Kind.STEP, call.key, name, coded)], durable.history.version)
-                while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
-                    await trio.sleep(_LOCKED_PAUSE)
-                if not written:
-                    raise _FenceLost
-                decided.shield = True
-                await held.enter_async_context(durable.quiet.delivering.writing(numbered=True))
-            durable.history.are_written(number)
+            async with AsyncExitStack() as held:
+                async with (
+                    durable.history.alone() as number,
+                    durable.parts.transactions.begin(seconds=limit) as begun,
+                ):
+                    with durable.awaiting(call):
+                        value = await function(Transaction(begun.connection, None), *args)
+                    text = _encoded(durable, name, value, "its writes are rolled back, and")
+                    coded = durable.parts.coded(running.claim, number, text)
+                    line = Line(number, Kind.STEP, call.key, name, coded)
+                    lines = Lines(running.claim, [line], durable.history.version)
+                    while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
+                        await trio.sleep(_LOCKED_PAUSE)
+                    if not written:
+                        raise _FenceLost
+                    decided.shield = True
+                    await held.enter_async_context(durable.quiet.delivering.writing(numbered=True))
+                durable.history.are_written(number)
+                await durable.history.follows(number)
             await durable.quiet.delivered(call, number)
             return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
     except _FenceLost:

@@ -105,6 +105,8 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
                     if has_others:
                         durable.quiet.note(call)
                     line = await _receive(durable, call)
+                    if line is not None:
+                        await durable.history.follows(line.line)
                 now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
                 if line is not None:
                     await durable.quiet.delivered(call, line.line)
