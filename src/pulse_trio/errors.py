@@ -178,6 +178,16 @@ class ReplayMismatch(PulseTrioError):
     each attempt. The job is dead."""
 
 
+class FailedBefore(PulseTrioError):
+    """A durable call fails in the place of plain code. An attempt before failed of that here, and its worker was lost while the
+    handler undid in a `job.cleanup()` what it had done; this attempt has not failed, and must not go on as if nothing were
+    undone. Answer it like any other failure. `failure` is the headline of that one."""
+
+    def __init__(self, message: str, failure: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
 class ProcessDied(PulseTrioError):
     """The process of a handler with `runs="process"` ended before the handler returned; the message names the signal."""
 

@@ -3,7 +3,7 @@ and the next one replays again."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio import Discard, Job, RetryAfter, Snooze, StepFailed, SyncClient
+from pulse_trio import Discard, FailedBefore, Job, RetryAfter, Snooze, StepFailed, SyncClient
 from pulse_trio.worker.durable import once_more
 
 if TYPE_CHECKING:
@@ -487,8 +487,8 @@ class Lost:
 async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_over(
     trees: Trees, fails: int, *, returns: bool
 ) -> None:
-    """The refund may be paid, and no line says so: the next attempt does not ship, unless the same fails again. A person has
-    looked who retries the job."""
+    """The refund may be paid, and no line says so: the next attempt does not ship, but fails there, too, and refunds again. One
+    that makes no call there fails in none: a person has looked who retries that job."""
     lost = Lost(trees)
 
     @trees.handlers.job(durable=True, max_attempts=5)
@@ -509,7 +509,7 @@ async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_
     await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
     found = await trees.ended(job_id)
     assert found["state"] == "dead"
-    if fails == 2:
+    if fails == 2 or not returns:
         assert lost.ledger == ["charged", "refunded", "refunded"]
         assert "Discard: undone" in found["error"]
         return
@@ -518,7 +518,73 @@ async def test_a_compensation_for_plain_code_whose_worker_is_lost_is_not_passed_
     assert "ConnectionError: away for a moment" in found["error"]
     SyncClient(trees.dsn).retry(job_id)
     assert (await trees.ended(job_id))["result"] == "done"
-    assert lost.ledger == ["charged", "refunded", *([] if returns else ["shipped"])]
+    assert lost.ledger == ["charged", "refunded"]
+
+
+@pytest.mark.parametrize("call", ["a step", "job.transaction()", "a block"])
+@pytest.mark.parametrize("afresh", [False, True])
+async def test_what_fails_in_its_place_is_answered_as_it_was(trees: Trees, call: str, *, afresh: bool) -> None:
+    lost, said = Lost(trees), list[str]()
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(lost.writes, "charged")
+        try:
+            if job.attempt == 1:
+                raise ConnectionError("away for a moment")
+            if call == "job.transaction()":
+                async with job.transaction():
+                    lost.ledger.append("shipped")
+            elif call == "a block":
+                async with job.durable_nursery():
+                    lost.ledger.append("shipped")
+            else:
+                await job.step(lost.writes, "shipped")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+            with job.cleanup():
+                await job.step(lost.writes_and_is_lost, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise (RetryAfter(0, afresh=True) if afresh else Discard("undone")) from error
+        return "done"
+
+    job_id = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = await trees.ended(job_id)
+    assert found["state"] == ("completed" if afresh else "dead")
+    assert lost.ledger == ["charged", "refunded", "refunded", *(["charged", "shipped"] if afresh else [])]
+    assert said[1].startswith("FailedBefore: an attempt before failed here (ConnectionError: away for a moment)")
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_handler_that_expects_another_exception_there_is_left_to_a_person(
+    trees: Trees, *, swallows: bool
+) -> None:
+    lost = Lost(trees)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(lost.writes, "charged")
+        try:
+            if job.attempt == 1:
+                raise ConnectionError("away for a moment")
+        except ConnectionError:
+            with job.cleanup():
+                await job.step(lost.writes_and_is_lost, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise Discard("undone") from None
+        if swallows:
+            with suppress(FailedBefore):
+                await job.step(lost.writes, "packed")
+        await job.step(lost.writes, "shipped")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = await trees.ended(job_id)
+    assert (found["state"], lost.ledger) == ("dead", ["charged", "refunded"])
+    assert "had begun to undo what it did when its worker was lost" in found["error"]
+    assert ("now calls step" if swallows else "does not undo it for FailedBefore") in found["error"]
+    SyncClient(trees.dsn).retry(job_id)
+    assert (await trees.ended(job_id))["result"] == "done"
 
 
 async def test_a_refund_that_has_failed_has_undone_nothing(trees: Trees) -> None:

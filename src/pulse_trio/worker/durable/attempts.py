@@ -18,7 +18,7 @@ from .afresh import remember
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
-from .interrupted import check_undone, ends_with, explained, leave_undone
+from .interrupted import check_answer, check_undone, ends_with, explained, leave_undone
 from .left_behind import await_left_behind
 from .reordering import begin_anew
 from .resuming import history_of, resume
@@ -178,6 +178,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             if durable.running.cancel_reason is None:
                 await await_left_behind(durable)
     except BaseException as error:
+        await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
         durable.history.forget_held()
         reason = durable.running.cancel_reason
         if durable.fatal is not None or reason in (None, "timeout"):

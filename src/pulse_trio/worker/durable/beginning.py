@@ -34,6 +34,8 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
     """
     await _may_begin(durable, what)
+    if durable.history.replay.unopened.waits.undoing:
+        await _check_undone(durable, Call(kind, key or f"{durable.keys.count + 1}:{kind}", name))
     call = Call(kind, durable.keys.next(kind, key, what), name)
     call.handles = sys.exception()
     durable.cancelling.moves(asked=True)
@@ -53,9 +55,6 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         if note_plain_failure(durable, call):
             with durable.awaiting(stands):
                 await durable.history.written()
-    if durable.history.replay.unopened.waits.undoing:
-        with durable.awaiting(stands):
-            await check_undone(durable, call)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:
@@ -78,9 +77,18 @@ async def begin_transaction(durable: Durable) -> None:
     if durable.fatal is not None:
         raise durable.fatal
     call = Call("transaction", "0:transaction")
+    if durable.history.replay.unopened.waits.undoing:
+        await _check_undone(durable, call)
     await _write_what_it_rests_on(durable, call)
     await durable.replayed(call)
     await check_end(durable, f"now calls {_TRANSACTION}, which completes the job")
+
+
+async def _check_undone(durable: Durable, call: Call) -> None:
+    """Before the call has its number: one that fails here was none, and the handler's answer has the numbers that it had."""
+    call.handles = sys.exception()
+    with durable.awaiting(call):
+        await check_undone(durable, call)
 
 
 def check_completion(durable: Durable) -> None:

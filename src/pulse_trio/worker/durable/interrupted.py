@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...describing import headline_of, leaves_of, storable
-from ...errors import ChildFailed, ReplayMismatch
+from ...errors import ChildFailed, FailedBefore, ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by, scopes_around
 from .failures import reasons_of
@@ -76,7 +76,7 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
         failures.undone.append(error)
     if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    said = storable(headline_of(error))[:_TEXT]
+    said = error.failure if isinstance(error, FailedBefore) else storable(headline_of(error))[:_TEXT]
     if not cleans_up:
         if UNDONE not in history.replay.moments:
             history.replay.moments[UNDONE] = 1.0
@@ -152,8 +152,9 @@ def found_undone(lines: Sequence[Line]) -> str:
 
 
 async def check_undone(durable: Durable, call: Call | None = None) -> None:
-    """The handler makes this `call` live, or has returned. Raises `ReplayMismatch` if an attempt before had begun to undo what
-    it did, because plain code had failed, and this one goes on as if it had not."""
+    """The handler makes this `call` live, or has returned. An attempt before had begun to undo what it did, because plain code
+    had failed, and this one goes on as if it had not. The call fails in the place of that: the handler undoes it again, as it
+    does each step again whose worker is lost. Raises `FailedBefore`, or, where it does not answer that, `ReplayMismatch`."""
     history, waits = durable.history, durable.history.replay.unopened.waits
     if not history.replay.over or durable.running.cancel_reason is not None or durable.cancelling.noted:
         return
@@ -162,13 +163,35 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
         durable.quiet.has_others() or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
     ):
         return
+    if call is None or waits.failed_here:
+        raise await _passed_over(durable, "has returned" if call is None else f"now calls {call}")
+    waits.failed_here = True
+    await trio.lowlevel.checkpoint()
+    raise FailedBefore(
+        f"an attempt before failed here ({waits.undoing}), and its worker was lost while the handler undid what it had done. "
+        f"This attempt has not failed, so {call} fails instead, to be answered as that was",
+        waits.undoing,
+    )
+
+
+async def check_answer(durable: Durable, error: BaseException) -> None:
+    """The handler has ended with this. If that is what `check_undone` has raised, and nothing was undone for it, the handler
+    expects another exception there: a person decides."""
+    unanswered = durable.fatal is None and durable.history.replay.unopened.waits.undoing
+    if unanswered and any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+        await _passed_over(durable, "does not undo it for FailedBefore, which the next call has raised in its place")
+
+
+async def _passed_over(durable: Durable, now: str) -> Exception:
+    """Ends the attempt, and returns the error."""
+    history, waits = durable.history, durable.history.replay.unopened.waits
     failure, waits.undoing = waits.undoing, ""
     # A person who retries the job has seen whether it is undone.
     with suppress(RuntimeError, BeyondLimit):
         history.moment(UNDONE, 1.0, anew=True)
         await history.written()
-    job_id, now = durable.running.claim.id, "has returned" if call is None else f"now calls {call}"
-    raise durable.fail(
+    job_id = durable.running.claim.id
+    return durable.fail(
         ReplayMismatch(
             f"job {job_id}: an attempt before failed of plain code ({failure}), and had begun to undo what it did when its "
             f"worker was lost; this one has not failed there, and {now}. Look whether that is undone. If so, run the job "
@@ -213,7 +236,8 @@ def _is_plain(error: Exception) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
     in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either."""
     return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(
-        issubclass(type(one), (trio.Cancelled, ChildFailed)) or _is_raised_by_us(one)
+        issubclass(type(one), (trio.Cancelled, ChildFailed))
+        or (_is_raised_by_us(one) and not issubclass(type(one), FailedBefore))
         for one in reasons_of(error, contexts=False)
     )
 
