@@ -39,7 +39,7 @@ async def test_what_is_called_for_a_failure_in_a_replay_is_refused_at_once(trees
                 if job.attempt == 2:
                     raise OSError("no connection")
             except OSError:
-                await job.step(answer, key="answer")
+                await job.step(answer, key="answer")  # noqa: ASYNC120 -- the call is refused in the replay
                 raise
             await job.step(note, "second", key="second")
             bar.cancel_scope.cancel()
@@ -111,7 +111,7 @@ async def _is_answered(trees: Trees, *, bars: int) -> None:
                     raise OSError("no connection")
             except OSError:
                 with job.cleanup():
-                    await job.step(note, "answer", key="answer")
+                    await job.step(note, "answer", key="answer")  # noqa: ASYNC120 -- job.cleanup() is the shield
                 raise
             await job.step(note, "second", key="second")
             bar.cancel_scope.cancel()
@@ -157,7 +157,7 @@ async def test_what_is_undone_when_the_lines_of_other_tasks_have_come_is_remembe
                     raise OSError("no connection")
             except OSError:
                 with job.cleanup():
-                    await job.step(refund, key="refund")
+                    await job.step(refund, key="refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
                 raise
             await job.step(ship, key="ship")
 
@@ -218,7 +218,7 @@ async def test_a_block_waits_for_no_line_when_its_attempt_ends(answers: bool, tr
                     raise OSError("no connection")
             except OSError:
                 if answers:
-                    await job.step(answer, key="answer")
+                    await job.step(answer, key="answer")  # noqa: ASYNC120 -- the call is refused in the replay
                 raise
             await cut.wait()
             await job.step(note, "second", key="second")

@@ -55,7 +55,7 @@ class MoreRacer(Racer):
             with job.cleanup():
                 await self.step("undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
             self.trace("undone")
-            raise RetryAfter(0, afresh=True) from error
+            raise RetryAfter(0, afresh=True) from error  # noqa: ASYNC104 -- a failure that is undone begins the job anew
 
     async def do_tells(self, node: Node) -> None:
         await self.job.progress(node["ms"] / 100, node["label"])
@@ -99,7 +99,7 @@ class MoreRacer(Racer):
         try:
             await self.run(node["body"])
         except Exception:
-            await self.step(f"answer {node['label']}")
+            await self.step(f"answer {node['label']}")  # noqa: ASYNC120 -- as a handler would tell of it
             raise
 
     async def wait(self, node: Node) -> str:
