@@ -76,7 +76,8 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
         failures.undone.append(error)
     if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    said = error.failure if isinstance(error, FailedBefore) else storable(headline_of(error))[:_TEXT]
+    again = issubclass(type(error), FailedBefore) and waits.undoing
+    said = storable(again or headline_of(error))[:_TEXT]
     if not cleans_up:
         if UNDONE not in history.replay.moments:
             history.replay.moments[UNDONE] = 1.0
