@@ -179,9 +179,9 @@ class ReplayMismatch(PulseTrioError):
 
 
 class FailedBefore(PulseTrioError):
-    """A durable call fails in the place of plain code. An attempt before failed of that here, and its worker was lost while the
-    handler undid in a `job.cleanup()` what it had done; this attempt has not failed, and must not go on as if nothing were
-    undone. Answer it like any other failure. `failure` is the headline of that one."""
+    """A durable call raises it in a later attempt. An earlier attempt failed of plain code at this place, and lost its worker
+    while its handler undid its work in a `job.cleanup()`; no line says how far that came. Handle it as you handle that failure,
+    whose headline is `failure`: undo the work again."""
 
     def __init__(self, message: str, failure: str) -> None:
         super().__init__(message)

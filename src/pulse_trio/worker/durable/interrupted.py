@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _TEXT = 200
 """Characters of its headline that are remembered."""
-_LONG = 10.0
-"""Seconds after which code that failed in an attempt before, and answered that, is not waited for any more."""
 _OURS = f"{__name__.partition('.')[0]}."
 
 
@@ -97,10 +95,10 @@ def fails_by_itself(durable: Durable, call: Call) -> bool:
     return plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
 
 
-def goes_elsewhere(durable: Durable, stood_still: float, *, only_waits: bool) -> bool:
-    """No call has come for the next line for so many seconds. Whether none will: a call that has no line is made because plain
-    code has failed in this replay, or one with that line was made because it had failed in an attempt before. Where that was
-    no clean-up, the code may be about to fail again, unless it `only_waits`: what draws a progress bar alone is busy."""
+def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
+    """No call has come for the next line. Whether none will: a call that has no line is made because plain code has failed in
+    this replay, or one with that line was made because it had failed in an attempt before. Where that was no clean-up, the code
+    may be about to fail again, unless only a progress bar, say, has been busy `for_long`."""
     replay = durable.history.replay
     if any(
         not replay.has_line(call.key) and plain_failure(durable, {task: call}) is not None
@@ -112,7 +110,7 @@ def goes_elsewhere(durable: Durable, stood_still: float, *, only_waits: bool) ->
     if line is None or resumed is None or not replay.unopened.within.get(UNDONE):
         return False
     begun = min(one.line for one in resumed.lines if one.key == UNDONE)
-    return begun < line.line and (told != 1.0 or (only_waits and stood_still >= _LONG))
+    return begun < line.line and (told != 1.0 or for_long)
 
 
 async def leave_undone(durable: Durable, error: BaseException) -> None:

@@ -114,7 +114,7 @@ def help_on(durable: Durable, since: float) -> bool:
     if (stuck or long) and durable.failures.recall():
         durable.hand_out()
         return False
-    if long and goes_elsewhere(durable, stood_still, only_waits=waits_long):
+    if long and goes_elsewhere(durable, for_long=waits_long and stood_still >= _LONG):
         misfit(durable, replay.stuck(), durable.standing)
         return False
     # Plain code has failed, and its nursery has cut these short: what never stands in a call, a progress bar, is left by that.
