@@ -234,6 +234,8 @@ class History:
         if self._written >= self.room.next - 1:
             await trio.lowlevel.checkpoint()
             return
+        # Who comes to wait afterwards would wait for a line that nobody writes: `is_lost` wakes those of its moment.
+        await self.check_lease()
         waiter = _Waiter(self.room.next - 1, decided=decided, goes_on=goes_on)
         self._waiters.append(waiter)
         try:
