@@ -617,6 +617,38 @@ async def test_the_stack_of_a_blocked_asyncio_handler_is_where_it_blocks(stage: 
     assert ", in waits\n" in waiting
 
 
+async def test_the_stack_of_a_thread_is_the_jobs_own_beside_a_worker_of_another_database(stage: Stage) -> None:
+    import threading
+
+    began, ends = threading.Barrier(3), threading.Event()
+
+    def work() -> None:
+        began.wait(WITHIN)
+        ends.wait(WITHIN)
+
+    def first() -> None:
+        work()
+
+    def second() -> None:
+        work()
+
+    other = Stage()
+    stage.handlers.job(name="own", runs="thread")(first)
+    other.handlers.job(name="own", runs="thread")(second)
+    assert stage.enqueue("own") == other.enqueue("own")
+    with trio.fail_after(WITHIN):
+        async with stage.working(**SETTINGS) as worker, other.working(**SETTINGS) as beside:
+            await trio.to_thread.run_sync(began.wait, WITHIN)
+            stacks = [
+                parts(each).services.calls.where_is(held) for each in (worker, beside) for held in parts(each).jobs.held
+            ]
+            ends.set()
+            await settled(stage)
+            await settled(other)
+    assert [", in first\n" in stack for stack in stacks] == [True, False]
+    assert [", in second\n" in stack for stack in stacks] == [False, True]
+
+
 # Processes
 
 

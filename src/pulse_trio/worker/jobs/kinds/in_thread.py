@@ -99,7 +99,8 @@ def _runs(frame: FrameType, running: RunningJob) -> bool:
     if frame.f_globals.get("__name__") != _CALLER:
         return False
     job = frame.f_locals.get("job")
-    return isinstance(job, Job) and (job.id, job.attempt) == (running.claim.id, running.claim.attempt)
+    # Another worker of this process may hold a job with the same number, of another database.
+    return isinstance(job, Job) and job._claim is running.claim  # pyright: ignore[reportPrivateUsage]
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
