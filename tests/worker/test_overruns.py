@@ -125,8 +125,11 @@ async def test_the_successor_reports_what_was_left(stage: Stage, release: trio.E
     if job.finished is None:
         from pulse_trio.testing.memory import MemoryStore
 
+        assert job.lease_until < trio.current_time()
         await stage.worker(MemoryStore(stage.database), stuck=left, burst=True).run()
     assert job.state == "dead"
+    # Its lease has run out, and the successor does not take it for a dead worker's job.
+    assert (job.error or "").startswith("HandlerStuck")
 
 
 async def test_a_stuck_handler_whose_fence_is_lost_is_found_and_has_nothing_to_report(

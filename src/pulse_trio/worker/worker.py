@@ -32,7 +32,7 @@ from .building import Hooks, build
 from .burst import end_burst
 from .jobs.interrupts import protect
 from .jobs.run_spans import RunSpans
-from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_half_open, leave_the_stuck, withdraw_idle
+from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_half_open, leave_the_stuck, watch, withdraw_idle
 from .metrics.figures import Figures
 from .metrics.of_worker import LostLeases, WorkerMetrics
 from .metrics.sampler import Sampler
@@ -304,7 +304,7 @@ class Worker:
                 for service in services.calls.services:
                     nursery.start_soon(service)
                 if self._hooks.watch:
-                    nursery.start_soon(services.watchdog.run)
+                    nursery.start_soon(watch, parts)
                     nursery.start_soon(services.batches.run)
 
     async def _run_jobs(self, parts: Parts) -> None:
