@@ -284,3 +284,27 @@ async def test_once_an_attempt_knows_that_it_is_lost_it_begins_no_other_step_of_
     assert trees.job(job_id)["state"] == "cancelled"
     assert Counter(calls)["refund"] == Counter(calls)["unpack"] == 1
     assert any(call.startswith(f"RuntimeError: job {job_id} lost its lease") for call in calls)
+
+
+async def test_a_crash_is_given_back_once_however_often_the_job_begins_afresh(trees: Trees) -> None:
+    """It forgets the lines which told that the crash had been given back."""
+    charged: list[int] = []
+    async with open_store(trees.dsn) as other:
+
+        async def charge(attempt: int) -> None:
+            charged.append(attempt)
+
+        @trees.handlers.job(durable=True, max_attempts=3)
+        async def order(job: Job) -> None:
+            await job.step(charge, job.attempt, key="charge")
+            if job.attempt == 1:
+                trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE state = 2")
+                assert sum(await other.rescue()) == 1
+            raise RetryAfter(0, afresh=True)
+
+        job_id = trees.enqueue("order")
+        for _ in range(8):
+            trees.again()
+            await trees.burst(watchdog=5)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], charged) == ("dead", 4, [1, 3, 4])
