@@ -34,7 +34,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
     """
     await _may_begin(durable, what)
-    if durable.history.replay.unopened.waits.undoing:
+    if durable.history.replay.unopened.waits.marks:
         await _check_undone(durable, Call(kind, key or f"{durable.keys.count + 1}:{kind}", name))
     call = Call(kind, durable.keys.next(kind, key, what), name)
     call.handles = sys.exception()
@@ -77,7 +77,7 @@ async def begin_transaction(durable: Durable) -> None:
     if durable.fatal is not None:
         raise durable.fatal
     call = Call("transaction", "0:transaction")
-    if durable.history.replay.unopened.waits.undoing:
+    if durable.history.replay.unopened.waits.marks:
         await _check_undone(durable, call)
     await _write_what_it_rests_on(durable, call)
     await durable.replayed(call)

@@ -17,6 +17,8 @@ from ...errors import ChildFailed, FailedBefore, ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by, scopes_around
 from .failures import reasons_of
+from .mismatches import mismatch
+from .under_way import END
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ...lines import Line
     from .calls import Call
     from .durable import Durable
+    from .under_way import UnderWay
 
 _TEXT = 200
 """Characters of its headline that are remembered."""
@@ -34,6 +37,7 @@ UNDONE = "0:undone"
 """The key of the moment that says, with its name, of which failure of plain code durable calls are made live. It is written
 before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask;
 2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
+_ALL = 2.0
 
 
 class Interrupted(Exception):
@@ -51,7 +55,9 @@ class Interrupted(Exception):
 def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception:
     """These calls of tasks do not fit the history. Returns what they raise."""
     error = plain_failure(durable, calls)
-    return durable.fail(mismatch if error is None else Interrupted(error, mismatch))
+    # What is raised in the place of a failure comes in each attempt.
+    again = error is None or issubclass(type(error), FailedBefore)
+    return durable.fail(mismatch if error is None or again else Interrupted(error, mismatch))
 
 
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
@@ -74,8 +80,7 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
         failures.undone.append(error)
     if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    again = issubclass(type(error), FailedBefore) and waits.undoing
-    said = storable(again or headline_of(error))[:_TEXT]
+    said = storable(error.failure if type(error) is FailedBefore else headline_of(error))[:_TEXT]
     if not cleans_up:
         if UNDONE not in history.replay.moments:
             history.replay.moments[UNDONE] = 1.0
@@ -117,11 +122,11 @@ async def leave_undone(durable: Durable, error: BaseException) -> None:
     """The attempt has failed. If no call that it made because of plain code has a line, nothing was undone. If it has failed of
     that, all is: a later attempt of a job that was cancelled meanwhile need not fail again to know it."""
     history = durable.history
-    undoes = history.replay.unopened.waits.undoes
-    if undoes is None:
-        return
+    waits = history.replay.unopened.waits
     undone = durable.fatal is None and history.replay.over and durable.failures.has_undone(error)
-    if (nothing := history.replay.latest < undoes[1]) or undone:
+    # Without a live call: all had its lines already.
+    nothing = waits.undoes is not None and history.replay.latest < waits.undoes[1]
+    if nothing or (undone and (waits.undoes is not None or waits.failed_at)):
         said = history.replay.unopened.within.get(UNDONE, "")
         with suppress(RuntimeError, BeyondLimit):
             history.moment(UNDONE, 1.0 if nothing else 2.0, "" if nothing else said, anew=True)
@@ -133,52 +138,82 @@ def is_undone(durable: Durable) -> bool:
     resumed = durable.history.replay.resumed
     lines = () if resumed is None else resumed.lines
     last = max(lines, key=lambda line: (line.kind is not Kind.MOMENT or line.key == UNDONE) * line.line, default=None)
-    return last is not None and last.key == UNDONE and last.kind is Kind.MOMENT and float(last.value or 0) == 2.0
+    return last is not None and last.key == UNDONE and last.kind is Kind.MOMENT and float(last.value or 0) == _ALL
 
 
-def found_undone(lines: Sequence[Line]) -> str:
-    """The failure of plain code because of which an attempt before had begun to undo what it did, and was lost before that had
-    a line; empty if there is none."""
-    told = [line for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE]
-    last = max(told, key=lambda line: line.line, default=None)
-    if (
-        last is None
-        or float(last.value or 0)
-        or any(line.line > last.line and line.kind is not Kind.MOMENT for line in lines)
+def learn_what_was_undone(waits: UnderWay, lines: Sequence[Line]) -> None:
+    """From the lines of the attempts before: which of them had begun to undo what they did, because plain code had failed. Not
+    where the last of these has undone all and failed of it: the next one need not do it again."""
+    told = sorted(
+        (line for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE), key=lambda line: line.line
+    )
+    if not told or float(told[-1].value or 0) == _ALL:
+        return
+    waits.marks = told
+    if not float(told[-1].value or 0) and not any(
+        line.line > told[-1].line and line.kind is not Kind.MOMENT for line in lines
     ):
-        return ""
-    return last.name or "it"
+        waits.undoing = told[-1].name or "it"
 
 
 async def check_undone(durable: Durable, call: Call | None = None) -> None:
-    """The handler makes this `call` live, or has returned. An attempt before had begun to undo what it did, because plain code
-    had failed, and this one goes on as if it had not. The call fails in the place of that: the handler undoes it again, as it
-    does each step again whose worker is lost. Raises `FailedBefore`, or, where it does not answer that, `ReplayMismatch`."""
+    """The handler makes this `call`, or has returned. An attempt before had begun to undo what it did in this place, because
+    plain code had failed, and this one goes on as if it had not. The call fails in the place of that: the handler undoes it
+    again, as it does each step again whose worker is lost; what of it has lines is replayed. Raises `FailedBefore`, or, where
+    the handler does not answer that, `ReplayMismatch`."""
     history, waits = durable.history, durable.history.replay.unopened.waits
-    if not history.replay.over or durable.running.cancel_reason is not None or durable.cancelling.noted:
+    if durable.running.cancel_reason is not None or durable.cancelling.noted:
         return
-    # Where there are other tasks the failure may be still to come in one.
+    place, failure = _next_failure(durable)
+    if not failure or (call is None and place != END):
+        return
+    # Where there are other tasks the failure may be still to come in one. A call that fits is made whether that comes or not.
     if call is not None and (
-        durable.quiet.has_others() or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
+        durable.quiet.has_others()
+        or (place != END and history.replay.fits(call))
+        or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
     ):
         return
-    if call is None or waits.failed_here:
+    if place == END and (call is None or waits.failed_at == place):
         raise await _passed_over(durable, "has returned" if call is None else f"now calls {call}")
-    waits.failed_here = True
+    if waits.failed_at == place:
+        return  # the handler has not answered it, and this call is the mismatch
+    waits.failed_at = place
     await trio.lowlevel.checkpoint()
     raise FailedBefore(
-        f"an attempt before failed here ({waits.undoing}), and its worker was lost while the handler undid what it had done. "
+        f"an attempt before failed here ({failure}), and its worker was lost while the handler undid what it had done. "
         f"This attempt has not failed, so {call} fails instead, to be answered as that was",
-        waits.undoing,
+        failure,
     )
+
+
+def _next_failure(durable: Durable) -> tuple[int, str]:
+    """The number of the line that comes next, or `END`, and the failure of plain code that came right before it; empty if none
+    did."""
+    replay = durable.history.replay
+    waits, line = replay.unopened.waits, replay.next_line
+    if replay.over:
+        return END, waits.undoing
+    if line is None:
+        return END, ""
+    # What the last one before it says: that nothing was undone after all, it may be.
+    told = [mark for mark in waits.marks if replay.latest < mark.line < line.line]
+    return line.line, (told[-1].name or "it") if told and not float(told[-1].value or 0) else ""
 
 
 async def check_answer(durable: Durable, error: BaseException) -> None:
     """The handler has ended with this. If that is what `check_undone` has raised, and nothing was undone for it, the handler
     expects another exception there: a person decides."""
-    unanswered = durable.fatal is None and durable.history.replay.unopened.waits.undoing
-    if unanswered and any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+    replay = durable.history.replay
+    if durable.fatal is not None or not any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+        return
+    line = replay.next_line
+    if replay.over and replay.unopened.waits.undoing:
         await _passed_over(durable, "does not undo it for FailedBefore, which the next call has raised in its place")
+    elif line is not None and replay.unopened.waits.failed_at == line.line:
+        durable.fail(
+            mismatch(durable.running.claim.id, line, "the handler ends with FailedBefore, which came before it")
+        )
 
 
 async def _passed_over(durable: Durable, now: str) -> Exception:
@@ -211,13 +246,18 @@ def explained(durable: Durable, error: Exception) -> Exception:
     )
     if not told:
         return error
-    job_id = durable.running.claim.id
+    job_id, part = durable.running.claim.id, ""
+    if float(told[-1].value or 0) == 0 and not durable.quiet.has_others():
+        part = (
+            " If only a part is, undo the rest where the handler catches FailedBefore, and "
+            f"pulse-trio jobs retry {job_id} goes on."
+        )
     return ReplayMismatch(
         f"{str(error).partition('. ')[0]}. An attempt before failed of plain code ({told[-1].name}) and made durable calls "
         "because of it, a refund say. This attempt has not failed there, so it calls something else. If all is undone, run it "
-        f"again from the beginning: pulse-trio jobs retry {job_id} --afresh. Put what may fail into a step, whose failure is "
-        "remembered. A handler that ends with Discard or RetryAfter(60, afresh=True) when all is undone comes here only where "
-        "its worker was lost before that"
+        f"again from the beginning: pulse-trio jobs retry {job_id} --afresh.{part} Put what may fail into a step, whose "
+        "failure is remembered. A handler that ends with Discard or RetryAfter(60, afresh=True) when all is undone comes here "
+        "only where its worker was lost before that"
     )
 
 

@@ -145,6 +145,13 @@ class Replay:
         """Whether the call with this key has a line."""
         return key in self._by_key
 
+    def fits(self, call: Call) -> bool:
+        """Whether a line of such a call is still to come, or the job's cancellation, and it stood then."""
+        line = self._by_key.get(call.key)
+        comes = line is not None and bool(self._lines) and line.line >= self._lines[0].line
+        is_its = line is not None and (CALL_OF[line.kind], line.name) == (call.kind, call.name)
+        return (comes and is_its) or self.is_cancelled_at(call.key)
+
     def goes_on_without(self) -> bool:
         """No call comes for the next line. Whether the replay may do without it: those that wait have theirs after it, and what
         cuts tasks short may have cut its task short sooner than then. It does. (A scope that had cut nothing short is opened no

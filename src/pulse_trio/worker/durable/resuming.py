@@ -12,7 +12,7 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .interrupted import found_undone, goes_elsewhere, misfit, plain_failure
+from .interrupted import goes_elsewhere, learn_what_was_undone, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -67,7 +67,7 @@ async def resume(durable: Durable) -> None:
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     replay.unopened.waits.events.update(found.events)
-    replay.unopened.waits.undoing = found_undone(found.lines)
+    learn_what_was_undone(replay.unopened.waits, found.lines)
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False

@@ -27,13 +27,25 @@ FAILED = "0:failed"
 number, and before this one, is not under way."""
 _WAIT = re.compile(r"([1-9][0-9]{0,6}):(?:sleep|event|scope)")
 _WAIT_ALONE = re.compile(r"([1-9][0-9]{0,6}):(?:sleep|event)")
+END = -1
 _STRUCK = re.compile(r"([1-9][0-9]{0,6}):(?:scope|block body)")
 
 
 class UnderWay:
     """Of one attempt."""
 
-    __slots__ = ("_left", "beside", "events", "failed_here", "given_up", "keyed", "lines_beside", "undoes", "undoing")
+    __slots__ = (
+        "_left",
+        "beside",
+        "events",
+        "failed_at",
+        "given_up",
+        "keyed",
+        "lines_beside",
+        "marks",
+        "undoes",
+        "undoing",
+    )
 
     def __init__(self) -> None:
         self._left: dict[int, list[str]] = {}
@@ -44,8 +56,10 @@ class UnderWay:
         """The keys that the handler has given to sleeps and waits with a timeout, and to which no task of it has come yet."""
         self.undoing = ""
         """The failure of plain code because of which an attempt before had begun to undo what it did, if it was lost then."""
-        self.failed_here = False
-        """Whether a call of this attempt has failed in the place of that."""
+        self.marks: list[Line] = []
+        """The moments by which attempts before have said so, where one of them was lost when it had undone a part."""
+        self.failed_at = 0
+        """Before which line a call of this attempt has failed in the place of that, last; `END`: behind all."""
         self.undoes: tuple[int, int] | None = None
         """The id of that of this attempt, and the number of the moment that says so."""
         self.beside = False

@@ -1,0 +1,256 @@
+"""Workers that are lost between two calls of a compensation for a failure of plain code: the next attempt, whose code does not
+fail again, does the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Discard, FailedBefore, Handlers, Job, RetryAfter, SyncClient
+from pulse_trio.testing import crash_points
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.trees import Trees
+
+PLACES = ["in the first", "between", "in the second", "behind"]
+
+
+class Warehouse:
+    """Its steps write down that they ran; the worker is lost once, at a place of the compensation."""
+
+    def __init__(self, trees: Trees, place: str) -> None:
+        self.book: list[str] = []
+        self._trees = trees
+        self._place = place
+
+    async def charge(self) -> None:
+        self.book.append("charged")
+
+    async def ship(self) -> None:
+        self.book.append("shipped")
+
+    async def call_back(self, job: Job) -> None:
+        self.book.append("called back")
+        await self.is_lost(job, "in the first")
+
+    async def refund(self, job: Job) -> None:
+        self.book.append("refunded")
+        await self.is_lost(job, "in the second")
+
+    async def is_lost(self, job: Job, place: str) -> None:
+        if self._place == place:
+            self._place = ""
+            await self._trees.lose(job.id)
+            await trio.sleep_forever()
+
+    def fails_once(self, job: Job) -> None:
+        if job.attempt == 1:
+            raise ConnectionError("away for a moment")
+
+
+async def end(trees: Trees, job_id: int) -> dict[str, object]:
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    return await trees.ended(job_id)
+
+
+def compensating(trees: Trees, house: Warehouse, ends: Callable[[BaseException], Exception]) -> None:
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(house.charge)
+        try:
+            house.fails_once(job)
+            await job.step(house.ship)
+        except Exception as error:
+            with job.cleanup():
+                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
+                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
+                await house.is_lost(job, "behind")  # noqa: ASYNC120 -- the same
+            raise ends(error) from error
+        return "done"
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_rest_is_undone_and_the_job_begins_afresh(trees: Trees, place: str) -> None:
+    house = Warehouse(trees, place)
+    compensating(trees, house, lambda _: RetryAfter(0, afresh=True))
+    assert (await end(trees, trees.enqueue("order")))["state"] == "completed"
+    undone = {
+        "in the first": ["called back", "called back", "refunded"],
+        "in the second": ["called back", "refunded", "refunded"],
+    }
+    assert house.book == ["charged", *undone.get(place, ["called back", "refunded"]), "charged", "shipped"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_rest_is_undone_and_the_job_is_given_up(trees: Trees, place: str) -> None:
+    house = Warehouse(trees, place)
+    compensating(trees, house, lambda _: Discard("undone"))
+    found = await end(trees, trees.enqueue("order"))
+    assert found["state"] == "dead"
+    assert str(found["error"]).startswith("Discard: undone")
+    assert house.book[-1] == "refunded"
+    assert "shipped" not in house.book
+
+
+async def test_when_all_is_undone_and_the_attempt_has_failed_of_it_a_person_decides(trees: Trees) -> None:
+    """As where no worker is lost: its attempts would all come to the same."""
+    house = Warehouse(trees, "between")
+    compensating(trees, house, lambda error: RuntimeError(f"sorry: {error}"))
+    job_id = trees.enqueue("order")
+    found = await end(trees, job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 3)
+    assert house.book == ["charged", "called back", "refunded"]
+    assert "failed of plain code (ConnectionError: away for a moment)" in str(found["error"])
+    assert f"jobs retry {job_id} --afresh" in str(found["error"])
+
+
+async def test_two_compensations_in_a_row_are_told_apart(trees: Trees) -> None:
+    """The handler tries again by itself; the worker is lost in the second refund. Each failure comes in its own place."""
+    house, said = Warehouse(trees, ""), list[str]()
+    fails = ["the first", "the second"]
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> int:
+        for n in range(3):
+            await job.step(house.charge)
+            try:
+                if fails:
+                    raise ConnectionError(fails.pop(0))
+                await job.step(house.ship)
+            except Exception as error:
+                said.append(error.failure if isinstance(error, FailedBefore) else str(error))
+                with job.cleanup():
+                    await job.step(house.refund, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                    if n == 1 and job.attempt == 1:
+                        await trees.lose(job.id)  # noqa: ASYNC120 -- the same
+                        await trio.sleep_forever()  # noqa: ASYNC120 -- the same
+            else:
+                return n
+        return -1
+
+    found = await end(trees, trees.enqueue("order"))
+    assert (found["state"], found["result"]) == ("completed", 2)
+    assert house.book == ["charged", "refunded"] * 2 + ["charged", "shipped"]
+    assert said == ["the first", "the second", "ConnectionError: the first", "ConnectionError: the second"]
+
+
+async def test_what_is_called_in_any_case_does_not_fail(trees: Trees) -> None:
+    """A `finally` whose call fits the history, whether plain code fails or not."""
+    house = Warehouse(trees, "behind")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(house.charge)
+        try:
+            house.fails_once(job)
+        finally:
+            with job.cleanup():
+                await job.step(house.call_back, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await house.is_lost(job, "behind")  # noqa: ASYNC102 -- the same
+        await job.step(house.ship)
+        return "done"
+
+    assert (await end(trees, trees.enqueue("order")))["result"] == "done"
+    assert house.book == ["charged", "called back", "shipped"]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_handler_that_does_not_answer_it_is_left_to_a_person_and_goes_on_when_it_does(
+    trees: Trees, *, swallows: bool
+) -> None:
+    house, answers = Warehouse(trees, "between"), [ConnectionError]
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(house.charge)
+        try:
+            house.fails_once(job)
+            await job.step(house.ship)
+        except tuple(answers):
+            with job.cleanup():
+                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
+                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
+            raise Discard("undone") from None
+        except FailedBefore:
+            if not swallows:
+                raise
+            await job.step(house.ship, key="otherwise")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    found = await end(trees, job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 2)
+    assert str(found["error"]).startswith("ReplayMismatch")
+    assert f"undo the rest where the handler catches FailedBefore, and pulse-trio jobs retry {job_id}" in str(
+        found["error"]
+    )
+    answers.append(FailedBefore)
+    SyncClient(trees.dsn).retry(job_id)
+    found = await end(trees, job_id)
+    assert str(found["error"]).startswith("Discard: undone")
+    assert house.book == ["charged", "called back", "refunded"]
+
+
+async def test_a_job_that_is_cancelled_meanwhile_undoes_the_rest(trees: Trees) -> None:
+    house = Warehouse(trees, "")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(house.charge)
+        try:
+            house.fails_once(job)
+            await job.step(house.ship)
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(house.call_back, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                if job.attempt == 1:
+                    SyncClient(trees.dsn).cancel(job.id)
+                    await trees.lose(job.id)  # noqa: ASYNC102 -- the same
+                    await trio.sleep_forever()  # noqa: ASYNC102 -- the same
+                await job.step(house.refund, job)  # noqa: ASYNC102 -- the same
+            raise Discard("undone") from error  # noqa: ASYNC104 -- its word on the job
+
+    job_id = trees.enqueue("order")
+    assert (await end(trees, job_id))["state"] == "cancelled"
+    assert house.book == ["charged", "called back", "refunded"]
+
+
+@pytest.fixture
+def pulse_handlers() -> Handlers:
+    return Handlers()
+
+
+@pytest.mark.usefixtures("pulse_clock")
+async def test_every_crash_point_of_it(pulse_dsn: str, pulse_handlers: Handlers) -> None:
+    handlers, bank, once = pulse_handlers, list[str](), ["plain"]
+
+    async def does(what: str) -> None:
+        bank.append(what)
+
+    @handlers.job(durable=True, max_attempts=8)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(does, "charge", key="charge")
+            if once:
+                raise OSError(once.pop())
+            await job.step(does, "ship", key="ship")
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(does, "call back", key="call back")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(does, "refund", key="refund")  # noqa: ASYNC102 -- the same
+            raise RetryAfter(1, afresh=True) from error  # noqa: ASYNC104 -- its word on the job
+
+    async for run in crash_points(order, dsn=pulse_dsn, handlers=handlers, cancel=True):
+        charged, refunded = bank.count("charge"), bank.count("refund")
+        assert "Mismatch" not in (run.error or ""), (run.point, bank, run.error)
+        assert run.state in ("completed", "cancelled"), (run.point, bank, run.error)
+        assert refunded or charged == 1, (run.point, bank)
+        assert bank[-1] == ("ship" if run.state == "completed" else "refund"), (run.point, bank)
+        bank.clear()
+        once[:] = ["plain"]
