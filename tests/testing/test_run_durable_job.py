@@ -168,6 +168,21 @@ async def test_a_transaction_step_is_a_step() -> None:
     assert (run.outcome, run.steps) == ("completed", [StepRun("write", 1)])
 
 
+async def test_a_tree_is_no_deeper_than_with_a_worker() -> None:
+    """A handler that starts itself for ever ends as it does there, and not with the time of the test."""
+    handlers, levels = Handlers(), list[int]()
+
+    @handlers.job(durable=True, max_attempts=1)
+    async def deep(job: Job, level: int) -> None:
+        levels.append(level)
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(deep, level + 1)
+
+    run = await run_job(deep, 1, handlers=handlers)
+    assert (run.outcome, max(levels)) == ("failed", 32)
+    assert "ChildFailed: Child 2 (deep" in (run.error or "")
+
+
 async def test_a_child_without_a_handler_says_what_to_pass() -> None:
     with pytest.raises(InvalidArguments, match=r"starts a child of kind 'label', which has no handler here"):
         await run_job(order, 7, [])

@@ -266,7 +266,7 @@ class _OneAttempt:
         instruments = [watch, *given.pop("instruments", ())]
         store = OneClaim(database, self._play)
         store.epoch_offset = self._time.of_tree.offset
-        self._time.tree = store.tree
+        self._time.tree, store.tree.level = store.tree, self._time.level
         store.tree.job, store.tree.events = job, encoded_events(self._given.events, self._handlers.codec, job.id)
         self._worker = worker = _Worker(
             self._given.resources.around(self._handlers, job.kind),

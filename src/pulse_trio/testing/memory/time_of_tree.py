@@ -55,6 +55,11 @@ class JobsTime:
             self._until = None
 
     @property
+    def level(self) -> int:
+        """The job's in its tree."""
+        return len(self._above) + 1
+
+    @property
     def until(self) -> float:
         return math.inf if self._until is None else self._until
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from ...lines import Kind, Line, Lines, Resumed
+from ...lines import BeyondLimit, Kind, Line, Lines, Resumed
 from ...records import JobRecord
 from ...states import FINISHED, State
 from ...store.histories import Written
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ...store.waits import Wanted
     from .rows import MemoryJob
     from .store import MemoryStore
+
+_LEVELS = 32
 
 
 @dataclass
@@ -76,6 +78,8 @@ class MemoryTree:
         self._play = play
         self.nursery: trio.Nursery | None = None
         self.job: MemoryJob | None = None
+        self.level = 1
+        """Of its job, in the tree that its children belong to."""
         self.lines: list[Line] = []
         self.events: list[tuple[str, str]] = []
         """Names and payloads that are not received yet."""
@@ -212,6 +216,8 @@ class MemoryTree:
         assert self.nursery is not None  # noqa: S101 -- it runs
         if self.job.cancelling:
             return Started([], "cancelling")
+        if self.level >= _LEVELS:
+            raise BeyondLimit(f"A tree is at most {_LEVELS} levels deep; job {self.job.id} is at level {self.level}.")
         self._mark()
         started: list[StartedChild] = []
         for new in children:
