@@ -224,6 +224,49 @@ async def test_a_task_that_fails_in_its_clean_up_keeps_the_history(trees: Trees)
     assert bank.book == ["charge"]
 
 
+async def test_lines_of_a_task_beside_it_that_come_after_the_compensation_are_waited_for(trees: Trees) -> None:
+    """The attempt before was lost when these were written. Each later one ended before them and forgot nothing, until its
+    budget was used up."""
+    calls, lost = list[str](), list[bool]()
+    undone, written = trio.Event(), trio.Event()
+
+    async def act(what: str) -> None:
+        calls.append(what)
+        if what == "ship" and not lost:
+            raise OSError("sold out")
+
+    async def beside(job: Job) -> None:
+        await job.step(act, "beside", key="beside")
+        if not lost:
+            await undone.wait()
+        await trio.sleep(0.01)
+        await job.step(act, "behind", key="behind")
+        written.set()
+
+    @trees.handlers.job(durable=True, max_attempts=4)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge", key="charge")
+        job.nursery.start_soon(beside, job)
+        try:
+            await job.step(act, "ship", key="ship")
+        except StepFailed:
+            with job.cleanup():
+                await job.step(act, "refund", key="refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
+            if not lost:
+                undone.set()
+                await written.wait()  # noqa: ASYNC120 -- as a lost worker
+                lost.append(True)
+                await trees.lose(job.id)  # noqa: ASYNC120 -- as a lost worker
+                await trio.sleep_forever()  # noqa: ASYNC120 -- the same
+            raise RetryAfter(0, afresh=True) from None
+
+    job_id = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    assert (await trees.ended(job_id))["state"] == "completed"
+    assert calls.count("refund") == 1
+    assert (calls.count("charge"), calls.count("ship")) == (2, 2)
+
+
 async def test_what_a_step_says_comes_again(trees: Trees) -> None:
     """The attempt that has caught it is lost, and its refund is not written."""
     calls = list[str]()

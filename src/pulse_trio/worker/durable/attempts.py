@@ -14,7 +14,7 @@ from ...handlers import UnfitArguments
 from ...jobs import Job
 from ...trio_internals import keep_order
 from ..jobs.job_states import CleansUpNext
-from .afresh import remember
+from .afresh import is_asked_by, remember
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .looks import Looks
     from .receiving import Receiver
     from .tree_store import TreeStore
+
+_LINES_BESIDE = 5.0
+"""Seconds, less than a replay may stand still."""
 
 
 class Begun(Protocol):
@@ -166,6 +169,19 @@ def _check_version(durable: Durable) -> None:
         )
 
 
+async def _replay_beside(durable: Durable, error: BaseException) -> None:
+    """The handler says that all is undone. Tasks in `job.nursery` had lines after that, in an attempt that was lost then: they
+    come to these first, or the history would not be forgotten. The handler stands in no call meanwhile: it may have failed of
+    plain code long before its last line, and that is no mismatch."""
+    running = durable.running
+    if durable.fatal is not None or durable.history.replay.over or not is_asked_by(error):
+        return
+    if running.cancel_reason is None:
+        deadline = min(trio.current_time() + _LINES_BESIDE, running.timeout_deadline)
+        with trio.CancelScope(shield=True, deadline=deadline):
+            await running.children_ended()
+
+
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
@@ -187,6 +203,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         if durable.fatal is None and reason not in REFUSED:
             steps = reason not in (None, "timeout")
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
         await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:
