@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .tree_store import TreeStore
 
 _LINES_BESIDE = 5.0
-"""Seconds, less than a replay may stand still."""
+"""Seconds that a handler which begins afresh waits for the lines of other tasks: less than a replay may stand still."""
 
 
 class Begun(Protocol):

@@ -55,9 +55,10 @@ class Interrupted(Exception):
 def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception:
     """These calls of tasks do not fit the history. Returns what they raise."""
     error = plain_failure(durable, calls)
-    # What is raised in the place of a failure comes in each attempt.
-    again = error is None or issubclass(type(error), FailedBefore)
-    return durable.fail(mismatch if error is None or again else Interrupted(error, mismatch))
+    # `FailedBefore` comes in each attempt.
+    if error is None or issubclass(type(error), FailedBefore):
+        return durable.fail(mismatch)
+    return durable.fail(Interrupted(error, mismatch))
 
 
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:

@@ -27,8 +27,9 @@ FAILED = "0:failed"
 number, and before this one, is not under way."""
 _WAIT = re.compile(r"([1-9][0-9]{0,6}):(?:sleep|event|scope)")
 _WAIT_ALONE = re.compile(r"([1-9][0-9]{0,6}):(?:sleep|event)")
-END = -1
 _STRUCK = re.compile(r"([1-9][0-9]{0,6}):(?:scope|block body)")
+END = -1
+"""In the place of a line's number: behind the last one."""
 
 
 class UnderWay:
