@@ -97,6 +97,41 @@ async def test_the_rest_is_undone_and_the_job_is_given_up(trees: Trees, place: s
     assert "shipped" not in house.book
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("afresh", [False, True])
+async def test_the_body_of_a_block_fails_in_its_place(trees: Trees, place: str, *, afresh: bool) -> None:
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job
+    async def pack() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        await job.step(house.charge)
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(pack)
+                house.fails_once(job)
+            await job.step(house.ship)
+        except Exception as error:
+            with job.cleanup():
+                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
+                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
+                await house.is_lost(job, "behind")  # noqa: ASYNC120 -- the same
+            raise (RetryAfter(0, afresh=True) if afresh else Discard("undone")) from error
+        return "done"
+
+    found = await end(trees, trees.enqueue("order"))
+    assert found["state"] == ("completed" if afresh else "dead")
+    assert afresh or str(found["error"]).startswith("Discard: undone")
+    undone = house.book[1:-2] if afresh else house.book[1:]
+    assert list(dict.fromkeys(undone)) == ["called back", "refunded"]
+    assert undone.count("called back") == 1 + (place == "in the first")
+    assert undone.count("refunded") == 1 + (place == "in the second")
+    assert not afresh or house.book[-2:] == ["charged", "shipped"]
+
+
 async def test_when_all_is_undone_and_the_attempt_has_failed_of_it_a_person_decides(trees: Trees) -> None:
     """As where no worker is lost: its attempts would all come to the same."""
     house = Warehouse(trees, "between")
@@ -163,7 +198,8 @@ async def test_what_is_called_in_any_case_does_not_fail(trees: Trees) -> None:
 async def test_a_handler_that_does_not_answer_it_is_left_to_a_person_and_goes_on_when_it_does(
     trees: Trees, *, swallows: bool
 ) -> None:
-    house, answers = Warehouse(trees, "between"), [ConnectionError]
+    house = Warehouse(trees, "between")
+    answers: list[type[Exception]] = [ConnectionError]
 
     @trees.handlers.job(durable=True, max_attempts=5)
     async def order(job: Job) -> str:

@@ -14,10 +14,12 @@ import trio
 
 from ...describing import headline_of, leaves_of, storable
 from ...errors import ChildFailed, FailedBefore, ReplayMismatch
+from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by, scopes_around
+from .afresh import is_asked_by
 from .failures import reasons_of
-from .mismatches import mismatch
+from .mismatches import failed_no_more, mismatch
 from .under_way import END
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ async def leave_undone(durable: Durable, error: BaseException) -> None:
     history = durable.history
     waits = history.replay.unopened.waits
     undone = durable.fatal is None and history.replay.over and durable.failures.has_undone(error)
+    # The next attempt, if its worker is lost before it has said that, comes to it again.
+    undone = undone and not all(issubclass(type(leaf), Discard) for leaf in leaves_of(error))
     # Without a live call: all had its lines already.
     nothing = waits.undoes is not None and history.replay.latest < waits.undoes[1]
     if nothing or (undone and (waits.undoes is not None or waits.failed_at)):
@@ -181,9 +185,20 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
         return  # the handler has not answered it, and this call is the mismatch
     waits.failed_at = place
     await trio.lowlevel.checkpoint()
-    raise FailedBefore(
-        f"an attempt before failed here ({failure}), and its worker was lost while the handler undid what it had done. "
-        f"This attempt has not failed, so {call} fails instead, to be answered as that was",
+    raise _failed_before(failure, call)
+
+
+def failed_before(durable: Durable, what: str) -> FailedBefore:
+    """What fails in the place of plain code in a block's body: the history says that the block failed of it."""
+    waits = durable.history.replay.unopened.waits
+    waits.failed_body = True
+    return _failed_before(waits.marks[-1].name if waits.marks else "plain code", what)
+
+
+def _failed_before(failure: str, what: object) -> FailedBefore:
+    return FailedBefore(
+        f"an attempt before failed here ({failure}), and its worker was lost before the handler had undone what it had done. "
+        f"This attempt has not failed, so {what} fails instead, to be answered as that was",
         failure,
     )
 
@@ -205,16 +220,26 @@ def _next_failure(durable: Durable) -> tuple[int, str]:
 async def check_answer(durable: Durable, error: BaseException) -> None:
     """The handler has ended with this. If that is what `check_undone` has raised, and nothing was undone for it, the handler
     expects another exception there: a person decides."""
-    replay = durable.history.replay
-    if durable.fatal is not None or not any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+    replay, job_id = durable.history.replay, durable.running.claim.id
+    if durable.fatal is not None:
         return
-    line = replay.next_line
-    if replay.over and replay.unopened.waits.undoing:
+    waits, line = replay.unopened.waits, replay.next_line
+    if waits.failed_body and _is_of_it(error):
+        # All is undone, or nothing is: each attempt would come to the same.
+        durable.fail(failed_no_more(job_id, []))
+    elif not any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+        return
+    elif replay.over and waits.undoing:
         await _passed_over(durable, "does not undo it for FailedBefore, which the next call has raised in its place")
-    elif line is not None and replay.unopened.waits.failed_at == line.line:
-        durable.fail(
-            mismatch(durable.running.claim.id, line, "the handler ends with FailedBefore, which came before it")
-        )
+    elif line is not None and waits.failed_at == line.line:
+        durable.fail(mismatch(job_id, line, "the handler ends with FailedBefore, which came before it"))
+
+
+def _is_of_it(error: BaseException) -> bool:
+    """Whether the handler ends with `FailedBefore`, or with what comes of it and does not say what comes then."""
+    if is_asked_by(error) or all(issubclass(type(leaf), Discard) for leaf in leaves_of(error)):
+        return False
+    return any(issubclass(type(one), FailedBefore) for one in reasons_of(error, contexts=False))
 
 
 async def _passed_over(durable: Durable, now: str) -> Exception:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ...errors import ReplayMismatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...lines import Line
 
 _CHANGED = "The code changed under a running job"
@@ -44,4 +46,18 @@ def returned_before_its_cancellation(job_id: int) -> ReplayMismatch:
     return ReplayMismatch(
         f"job {job_id} was cancelled in an earlier attempt while its handler awaited something plain, and this time it "
         f"returned before. What is left of its clean-up was not done: pulse-trio jobs retry {job_id} does that"
+    )
+
+
+def failed_no_more(job_id: int, failed: Sequence[int]) -> ReplayMismatch:
+    """The error of a block which had failed, of these children or of its body, and has not now."""
+    why = (
+        f"of children {failed} in an earlier attempt; they have ended otherwise since, by a retry at that very moment or by a "
+        "person's hand. Run it"
+        if failed
+        else "in an earlier attempt, of plain code in its body, and the handler has undone what it did; now the body has not "
+        "failed. Put what may fail into a step. Run it"
+    )
+    return ReplayMismatch(
+        f"job {job_id}: its block failed {why} again from the beginning: pulse-trio jobs retry {job_id} --afresh"
     )

@@ -23,7 +23,8 @@ from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
 from .changed import check_children
 from .children import FAILED
-from .interrupted import Interrupted
+from .interrupted import Interrupted, failed_before, is_undone
+from .mismatches import failed_no_more
 from .scopes import Scope
 from .seen import note_what_was_seen
 from .shielding import shielded_from_scopes
@@ -290,22 +291,9 @@ class Opened:
             raise _group([], error)
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
-            job_id = self._durable.running.claim.id
-            if failed:
-                why = (
-                    f"of children {failed} in an earlier attempt; they have ended otherwise since, by a retry at that very "
-                    "moment or by a person's hand. Run it"
-                )
-            else:
-                why = (
-                    "in an earlier attempt, of plain code in its body, and the handler has made durable calls because of it, a "
-                    "refund say; now the body has not failed. Put what may fail into a step. If all is undone, run it"
-                )
-            raise self._durable.fail(
-                ReplayMismatch(
-                    f"job {job_id}: its block failed {why} again from the beginning: pulse-trio jobs retry {job_id} --afresh"
-                )
-            )
+            if failed or is_undone(self._durable):
+                raise self._durable.fail(failed_no_more(self._durable.running.claim.id, failed))
+            error = failed_before(self._durable, f"the body of {self._call}")
         raise self._failed(line, failures, error)
 
     def _failed(self, line: Line, failures: list[Any], error: BaseException | None) -> BaseException:

@@ -40,6 +40,7 @@ class UnderWay:
         "beside",
         "events",
         "failed_at",
+        "failed_body",
         "given_up",
         "keyed",
         "lines_beside",
@@ -61,6 +62,8 @@ class UnderWay:
         """The moments by which attempts before have said so, where one of them was lost when it had undone a part."""
         self.failed_at = 0
         """Before which line a call of this attempt has failed in the place of that, last; `END`: behind all."""
+        self.failed_body = False
+        """Whether the body of a block has."""
         self.undoes: tuple[int, int] | None = None
         """The id of that of this attempt, and the number of the moment that says so."""
         self.beside = False
