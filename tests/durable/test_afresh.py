@@ -254,10 +254,10 @@ async def test_lines_of_a_task_beside_it_that_come_after_the_compensation_are_wa
                 await job.step(act, "refund", key="refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
             if not lost:
                 undone.set()
-                await written.wait()  # noqa: ASYNC120 -- as a lost worker
+                await written.wait()  # noqa: ASYNC120 -- this attempt is lost, and its exception with it
                 lost.append(True)
-                await trees.lose(job.id)  # noqa: ASYNC120 -- as a lost worker
-                await trio.sleep_forever()  # noqa: ASYNC120 -- the same
+                await trees.lose(job.id)  # noqa: ASYNC120 -- this attempt is lost, and its exception with it
+                await trio.sleep_forever()  # noqa: ASYNC120 -- this attempt is lost, and its exception with it
             raise RetryAfter(0, afresh=True) from None
 
     job_id = trees.enqueue("order")

@@ -41,6 +41,13 @@ class Warehouse:
         self.book.append("refunded")
         await self.is_lost(job, "in the second")
 
+    async def undo(self, job: Job) -> None:
+        """The compensation."""
+        await job.step(self.call_back, job)
+        await self.is_lost(job, "between")
+        await job.step(self.refund, job)
+        await self.is_lost(job, "behind")
+
     async def is_lost(self, job: Job, place: str) -> None:
         if self._place == place:
             self._place = ""
@@ -66,10 +73,7 @@ def compensating(trees: Trees, house: Warehouse, ends: Callable[[BaseException],
             await job.step(house.ship)
         except Exception as error:
             with job.cleanup():
-                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
-                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
-                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
-                await house.is_lost(job, "behind")  # noqa: ASYNC120 -- the same
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
             raise ends(error) from error
         return "done"
 
@@ -115,10 +119,7 @@ async def test_the_body_of_a_block_fails_in_its_place(trees: Trees, place: str, 
             await job.step(house.ship)
         except Exception as error:
             with job.cleanup():
-                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
-                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
-                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
-                await house.is_lost(job, "behind")  # noqa: ASYNC120 -- the same
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
             raise (RetryAfter(0, afresh=True) if afresh else Discard("undone")) from error
         return "done"
 
@@ -162,8 +163,8 @@ async def test_two_compensations_in_a_row_are_told_apart(trees: Trees) -> None:
                 with job.cleanup():
                     await job.step(house.refund, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
                     if n == 1 and job.attempt == 1:
-                        await trees.lose(job.id)  # noqa: ASYNC120 -- the same
-                        await trio.sleep_forever()  # noqa: ASYNC120 -- the same
+                        await trees.lose(job.id)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                        await trio.sleep_forever()  # noqa: ASYNC120 -- job.cleanup() is the shield
             else:
                 return n
         return -1
@@ -186,7 +187,7 @@ async def test_what_is_called_in_any_case_does_not_fail(trees: Trees) -> None:
         finally:
             with job.cleanup():
                 await job.step(house.call_back, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
-                await house.is_lost(job, "behind")  # noqa: ASYNC102 -- the same
+                await house.is_lost(job, "behind")  # noqa: ASYNC102 -- job.cleanup() is the shield
         await job.step(house.ship)
         return "done"
 
@@ -209,9 +210,7 @@ async def test_a_handler_that_does_not_answer_it_is_left_to_a_person_and_goes_on
             await job.step(house.ship)
         except tuple(answers):
             with job.cleanup():
-                await job.step(house.call_back, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
-                await house.is_lost(job, "between")  # noqa: ASYNC120 -- the same
-                await job.step(house.refund, job)  # noqa: ASYNC120 -- the same
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
             raise Discard("undone") from None
         except FailedBefore:
             if not swallows:
@@ -247,9 +246,9 @@ async def test_a_job_that_is_cancelled_meanwhile_undoes_the_rest(trees: Trees) -
                 await job.step(house.call_back, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 if job.attempt == 1:
                     SyncClient(trees.dsn).cancel(job.id)
-                    await trees.lose(job.id)  # noqa: ASYNC102 -- the same
-                    await trio.sleep_forever()  # noqa: ASYNC102 -- the same
-                await job.step(house.refund, job)  # noqa: ASYNC102 -- the same
+                    await trees.lose(job.id)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await trio.sleep_forever()  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(house.refund, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise Discard("undone") from error  # noqa: ASYNC104 -- its word on the job
 
     job_id = trees.enqueue("order")
@@ -279,7 +278,7 @@ async def test_every_crash_point_of_it(pulse_dsn: str, pulse_handlers: Handlers)
         except BaseException as error:
             with job.cleanup():
                 await job.step(does, "call back", key="call back")  # noqa: ASYNC102 -- job.cleanup() is the shield
-                await job.step(does, "refund", key="refund")  # noqa: ASYNC102 -- the same
+                await job.step(does, "refund", key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise RetryAfter(1, afresh=True) from error  # noqa: ASYNC104 -- its word on the job
 
     async for run in crash_points(order, dsn=pulse_dsn, handlers=handlers, cancel=True):

@@ -29,6 +29,11 @@ def is_asked_by(error: BaseException) -> bool:
     return all(issubclass(type(leaf), RetryAfter) for leaf in leaves) and any(map(_says_so, leaves))
 
 
+def gives_up(error: BaseException) -> bool:
+    """Whether an exception says that the job is not to be tried again: `Discard`, or a group of these."""
+    return all(issubclass(type(leaf), Discard) for leaf in leaves_of(error))
+
+
 def _says_so(error: BaseException) -> bool:
     try:
         return ask(lambda: cast("Any", error).afresh is True)

@@ -14,10 +14,9 @@ import trio
 
 from ...describing import headline_of, leaves_of, storable
 from ...errors import ChildFailed, FailedBefore, ReplayMismatch
-from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by, scopes_around
-from .afresh import is_asked_by
+from .afresh import gives_up, is_asked_by
 from .failures import reasons_of
 from .mismatches import failed_no_more, mismatch
 from .under_way import END
@@ -128,7 +127,7 @@ async def leave_undone(durable: Durable, error: BaseException) -> None:
     waits = history.replay.unopened.waits
     undone = durable.fatal is None and history.replay.over and durable.failures.has_undone(error)
     # The next attempt, if its worker is lost before it has said that, comes to it again.
-    undone = undone and not all(issubclass(type(leaf), Discard) for leaf in leaves_of(error))
+    undone = undone and not gives_up(error)
     # Without a live call: all had its lines already.
     nothing = waits.undoes is not None and history.replay.latest < waits.undoes[1]
     if nothing or (undone and (waits.undoes is not None or waits.failed_at)):
@@ -237,7 +236,7 @@ async def check_answer(durable: Durable, error: BaseException) -> None:
 
 def _is_of_it(error: BaseException) -> bool:
     """Whether the handler ends with `FailedBefore`, or with what comes of it and does not say what comes then."""
-    if is_asked_by(error) or all(issubclass(type(leaf), Discard) for leaf in leaves_of(error)):
+    if is_asked_by(error) or gives_up(error):
         return False
     return any(issubclass(type(one), FailedBefore) for one in reasons_of(error, contexts=False))
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...describing import leaves_of
-from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
+from .afresh import gives_up
 from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
 from .keys import highest_number, highest_of
@@ -82,7 +81,7 @@ async def runs_once_more(durable: Durable, error: BaseException | None) -> bool:
     resumed, history = durable.history.replay.resumed, durable.history
     if resumed is None or not resumed.cancelling:
         return True
-    for_good = error is not None and all(issubclass(type(leaf), Discard) for leaf in leaves_of(error))
+    for_good = error is not None and gives_up(error)
     begun = history.replay.moments.get(ONCE_MORE, 0.0)
     if begun >= (MOST_DISCARDED if for_good else MOST):
         return False

@@ -100,7 +100,7 @@ def _runs(frame: FrameType, running: RunningJob) -> bool:
         return False
     job = frame.f_locals.get("job")
     # Another worker of this process may hold a job with the same number, of another database.
-    return isinstance(job, Job) and job._claim is running.claim  # pyright: ignore[reportPrivateUsage]
+    return isinstance(job, Job) and job._claim is running.claim  # pyright: ignore[reportPrivateUsage] -- handlers need no claim
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
