@@ -289,3 +289,40 @@ async def test_every_crash_point_of_it(pulse_dsn: str, pulse_handlers: Handlers)
         assert bank[-1] == ("ship" if run.state == "completed" else "refund"), (run.point, bank)
         bank.clear()
         once[:] = ["plain"]
+
+
+@pytest.mark.usefixtures("pulse_clock")
+async def test_every_crash_point_of_a_body_that_fails_when_it_is_resumed(
+    pulse_dsn: str, pulse_handlers: Handlers
+) -> None:
+    handlers, bank, entries = pulse_handlers, list[str](), list[int]()
+
+    async def does(what: str) -> None:
+        bank.append(what)
+
+    @handlers.job
+    async def pack() -> None: ...
+
+    @handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        entries.append(job.attempt)
+        try:
+            await job.step(does, "charge")
+            # The first attempt is suspended in it.
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(pack)
+                if len(entries) == 2:
+                    raise OSError("plain")
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(does, "call back")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(does, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise Discard("undone") from error  # noqa: ASYNC104 -- its word on the job
+        return "kept"
+
+    async for run in crash_points(order, dsn=pulse_dsn, handlers=handlers):
+        assert "Mismatch" not in (run.error or ""), (run.point, bank, run.error)
+        assert run.state == ("dead" if "refund" in bank else "completed"), (run.point, bank, run.error)
+        assert run.state != "dead" or str(run.error).startswith("Discard: undone"), (run.point, run.error)
+        bank.clear()
+        entries.clear()

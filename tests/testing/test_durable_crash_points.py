@@ -414,3 +414,14 @@ async def test_a_retry_that_comes_due_by_itself_is_no_failure_of_the_test(
         assert (await ground.look(job_id)).state == "available"
         await ground.hasten(job_id)
         assert (await ground.look(job_id)).state == "available"
+
+
+@handlers.job(durable=True)
+async def sleeps_in_its_clean_up(job: Job) -> None:
+    with job.cleanup():
+        await job.sleep(3600)
+
+
+async def test_a_wait_in_a_clean_up_says_that_it_takes_real_time(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    with pytest.raises(NeverEnds, match=r"There it is not suspended, and waits in real time: it is in job\.cleanup"):
+        await found(pulse_dsn, sleeps_in_its_clean_up, [], only="none", timeout=1.0)

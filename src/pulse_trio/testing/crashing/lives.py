@@ -38,6 +38,7 @@ _SUSPENSIONS = 10
 """After so many suspensions without a new line in its history, a durable handler counts as one that never ends."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
+_HELD = "There it is not suspended, and waits in real time: it is in job.cleanup(), or in a scope of Trio's that has a deadline"
 
 
 class NeverEnds(TimeoutError):
@@ -245,21 +246,20 @@ def _keeps_slot(process: Process, worker: Worker) -> bool:
     deadline of its own, or for children that it has cancelled."""
     if process.waits_outside():
         return True
+    return any(
+        durable.running.transaction is not None
+        or any(block.closing for block in durable.blocks)
+        or durable.suspension.held_by_a_plain_deadline
+        or any(call.kind == "step" for call in durable.standing.values())
+        for durable in _attempts(worker)
+    )
+
+
+def _attempts(worker: Worker) -> list[Durable]:
+    """Those of durable handlers that run."""
     parts = worker._parts
-    if parts is None:
-        return False
-    for job in parts.jobs.held:
-        if not hasattr(job, "durability"):
-            continue
-        durable = cast("Durable", job.durability)
-        if (
-            job.transaction is not None
-            or any(block.closing for block in durable.blocks)
-            or durable.suspension.held_by_a_plain_deadline
-            or any(call.kind == "step" for call in durable.standing.values())
-        ):
-            return True
-    return False
+    held = () if parts is None else parts.jobs.held
+    return [cast("Durable", job.durability) for job in held if hasattr(job, "durability")]
 
 
 def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:
@@ -268,4 +268,6 @@ def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:
     else:
         parts = worker._parts
         waiting = [] if parts is None else [parts.services.calls.where_is(job) for job in parts.jobs.held]
+    if any(durable.suspension.held_by_a_plain_deadline for durable in _attempts(worker)):
+        waiting.append(_HELD)
     return "\n".join(["it waits at", *waiting]) if waiting else "no handler runs"

@@ -53,8 +53,10 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
         if note_plain_failure(durable, call):
+            # Together with that: a block whose body has failed would be open again if the worker were lost between the two.
+            marked = durable.failures.call_begins()
             with durable.awaiting(stands):
-                await durable.history.written()
+                await durable.history.written(decided=marked)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:
