@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Job, RetryAfter, Snooze, SyncClient
+from pulse_trio import Handlers, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.worker.durable import once_more
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from support.trees import Trees
 
 FAILURES = {"error": OSError("down"), "retry-after": RetryAfter(60), "snooze": Snooze(60)}
@@ -65,3 +67,67 @@ async def test_one_that_fails_whenever_it_runs_ends_all_the_same(trees: Trees) -
     assert (found["state"], found["attempt"], calls) == ("cancelled", 2 + once_more.MOST, ["charge"])
     (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
     assert row["owes"]
+
+
+async def deadline(job: Job) -> None:
+    with job.fail_after(0.05):
+        await job.wait_for_event("packed")
+
+
+async def no_event(job: Job) -> None:
+    await job.wait_for_event("packed", timeout=0.05)
+
+
+async def child(job: Job) -> None:
+    async with job.durable_nursery(collect=True) as nursery:
+        packing = nursery.start_soon(packs)
+    assert packing.outcome is not None
+    packing.outcome.unwrap()
+
+
+async def nursery(_: Job) -> None:
+    async def draws() -> None:
+        raise OSError("down")
+
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(draws)
+
+
+packing = Handlers()
+
+
+@packing.job(max_attempts=1)
+async def packs() -> None:
+    raise ValueError("no box")
+
+
+@pytest.mark.parametrize("fails", [deadline, no_event, child, nursery], ids=lambda way: way.__name__)
+async def test_what_is_undone_already_is_not_owed(trees: Trees, fails: Callable[[Job], Awaitable[None]]) -> None:
+    """What durable calls raise but no step has raised, and plain code in a nursery of Trio's. It ran eight times more, in half
+    a minute, and owed its clean-up for ever."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    trees.handlers.include(packing)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            await fails(job)
+        except Exception:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "retryable"
+    SyncClient(trees.dsn).cancel(job_id)
+    trees.again()
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], calls) == ("cancelled", ["charge", "refund"])
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    assert not row["owes"]

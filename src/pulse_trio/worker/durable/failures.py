@@ -33,7 +33,7 @@ from ...states import WISHES
 from ...trio_internals import coroutine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from .history import History
 
@@ -72,7 +72,7 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "clean_ups", "of_clean_up", "undone")
+    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "answered", "clean_ups", "of_clean_up", "undone")
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -87,6 +87,8 @@ class Failures:
         """What the last `job.cleanup()` that has failed has raised."""
         self.undone: list[Exception] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
+        self.answered: list[Exception] = []
+        """What durable calls have raised, a wait's `TimeoutError` too, and others were made because of: it comes again."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
@@ -135,14 +137,14 @@ class Failures:
         return bool(self._of(error)) and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
     def each_attempt_ends_so(self, error: BaseException) -> bool:
-        """Whether an exception of the handler is a failure after which it has gone on, or comes from one by its cause: no
-        attempt can end otherwise. What the handler raises as its word on the job needs no cause."""
-        return _comes_from(error, {id(leaf) for failure in self._taken for leaf in leaves_of(failure.error)})
+        """Whether an exception of the handler is what it has gone on after, and comes again, or comes from that by its cause:
+        no attempt can end otherwise. What the handler raises as its word on the job needs no cause."""
+        return _comes_from(error, _ids([*(failure.error for failure in self._taken), *self.answered]))
 
     def has_undone(self, error: BaseException) -> bool:
         """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
         `job.cleanup()` has ended well."""
-        return self.of_clean_up is None and _comes_from(error, set(map(id, self.undone)))
+        return self.of_clean_up is None and _comes_from(error, _ids(self.undone))
 
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
@@ -230,6 +232,7 @@ class Failures:
         self._taken.clear()
         self.of_clean_up = None
         self.undone.clear()
+        self.answered.clear()
         self._undoing.clear()
         self._left.clear()
 
@@ -237,6 +240,11 @@ class Failures:
 def mark(line: int, said: Mark | OfJob) -> str:
     """The key of what is remembered of a failure's line. No key of a handler's looks like it."""
     return f"{line}:{said}"
+
+
+def _ids(errors: Iterable[BaseException]) -> set[int]:
+    """Those of the exceptions in them."""
+    return {id(leaf) for error in errors for leaf in leaves_of(error)}
 
 
 def _comes_from(error: BaseException, among: Container[int]) -> bool:

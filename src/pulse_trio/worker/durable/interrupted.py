@@ -80,6 +80,8 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     cleans_up = not failures.clean_ups.isdisjoint(scopes_around(task))
     if error is not None and cleans_up and all(one is not error for one in failures.undone):
         failures.undone.append(error)
+    if error is None and isinstance(call.handles, Exception) and all(one is not call.handles for one in failures.answered):
+        failures.answered.append(call.handles)
     if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
     said = storable(error.failure if type(error) is FailedBefore else headline_of(error))[:_TEXT]
