@@ -3,6 +3,9 @@ fail again, does the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +15,6 @@ from pulse_trio import Discard, FailedBefore, Handlers, Job, RetryAfter, SyncCli
 from pulse_trio.testing import crash_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.trees import Trees
 
 PLACES = ["in the first", "between", "in the second", "behind"]
@@ -32,6 +33,9 @@ class Warehouse:
 
     async def ship(self) -> None:
         self.book.append("shipped")
+
+    async def note(self) -> None:
+        self.book.append("noted")
 
     async def call_back(self, job: Job) -> None:
         self.book.append("called back")
@@ -131,6 +135,142 @@ async def test_the_body_of_a_block_fails_in_its_place(trees: Trees, place: str, 
     assert undone.count("called back") == 1 + (place == "in the first")
     assert undone.count("refunded") == 1 + (place == "in the second")
     assert not afresh or house.book[-2:] == ["charged", "shipped"]
+
+
+Shape = Callable[[Job, Warehouse], Awaitable[None]]
+
+
+async def a_fan_out_before(job: Job, house: Warehouse) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(job.step, house.note, key="a"))
+        nursery.start_soon(partial(job.step, house.note, key="b"))
+    house.fails_once(job)
+
+
+async def one_of_the_tasks(job: Job, house: Warehouse) -> None:
+    async def fails() -> None:
+        await job.step(house.note, key="a")
+        house.fails_once(job)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fails)
+        nursery.start_soon(partial(job.step, house.note, key="b"))
+
+
+async def one_that_would_go_on(job: Job, house: Warehouse) -> None:
+    async def fails() -> None:
+        await job.step(house.note, key="a")
+        house.fails_once(job)
+        await job.step(house.note, key="and")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fails)
+        nursery.start_soon(partial(job.wait_for_event, "packed", timeout=0.5, key="b"))
+
+
+async def beside_a_progress_bar(job: Job, house: Warehouse) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        await job.step(house.note)
+        house.fails_once(job)
+        await job.step(house.note)
+        nursery.cancel_scope.cancel()
+
+
+async def while_the_main_task_waits(job: Job, house: Warehouse) -> None:
+    async def fails() -> None:
+        await job.step(house.note, key="a")
+        house.fails_once(job)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fails)
+        with suppress(TimeoutError):
+            await job.wait_for_event("packed", timeout=0.5)
+
+
+SHAPES = [
+    a_fan_out_before, one_of_the_tasks, one_that_would_go_on, beside_a_progress_bar, while_the_main_task_waits,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("place", ["in the first", "between"])
+async def test_handlers_with_several_tasks_undo_the_rest(trees: Trees, place: str, shape: Shape) -> None:
+    """They were dead, and where the first refund had no line yet all that comes after it was done before."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(house.charge)
+        try:
+            await shape(job, house)
+            await job.step(house.ship)
+        except Exception as error:
+            with job.cleanup():
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise Discard("undone") from error
+
+    found = await end(trees, trees.enqueue("order"))
+    assert str(found["error"]).startswith("Discard: undone"), found["error"]
+    assert [what for what in house.book if what != "noted"] == [
+        "charged", *["called back"] * (1 + (place == "in the first")), "refunded",
+    ]  # fmt: skip
+
+
+async def test_a_task_that_undoes_its_own_part_does_the_rest_of_it(trees: Trees) -> None:
+    house = Warehouse(trees, "between")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        async def part() -> None:
+            await job.step(house.charge, key="charge")
+            try:
+                house.fails_once(job)
+                await job.step(house.ship, key="ship")
+            except Exception:
+                with job.cleanup():
+                    await job.step(house.call_back, job, key="call back")  # noqa: ASYNC120 -- job.cleanup() is the shield
+                    await house.is_lost(job, "between")  # noqa: ASYNC120 -- job.cleanup() is the shield
+                    await job.step(house.refund, job, key="refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
+                raise
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(part)
+                nursery.start_soon(partial(job.step, house.note, key="b"))
+        except* OSError as group:
+            raise Discard("undone") from group
+        except* FailedBefore as group:
+            raise Discard("undone again") from group
+
+    found = await end(trees, trees.enqueue("order"))
+    assert str(found["error"]).startswith("Discard: undone again"), found["error"]
+    assert [what for what in house.book if what != "noted"] == ["charged", "called back", "refunded"]
+
+
+async def test_where_it_is_not_known_which_task_had_failed_nothing_is_done_after_it(trees: Trees) -> None:
+    """The task itself had begun to undo its part, and no line says which one it is."""
+    house = Warehouse(trees, "in the first")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        async def part() -> None:
+            await job.step(house.charge, key="charge")
+            try:
+                house.fails_once(job)
+            except Exception:
+                with job.cleanup():
+                    await job.step(house.call_back, job, key="call back")  # noqa: ASYNC120 -- job.cleanup() is the shield
+                raise
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(part)
+            nursery.start_soon(partial(job.step, house.note, key="b"))
+        await job.step(house.ship)
+
+    found = await end(trees, trees.enqueue("order"))
+    assert "had begun to undo what it did when its worker was lost" in str(found["error"])
+    assert "shipped" not in house.book
 
 
 async def test_when_all_is_undone_and_the_attempt_has_failed_of_it_a_person_decides(trees: Trees) -> None:

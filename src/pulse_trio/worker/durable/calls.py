@@ -25,13 +25,14 @@ class Call:
     for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
     `handles`: the exception in whose handling it was made.
-    `turn` is set when its turn in the replay has come, with its `line`.
+    `turn` is set when its turn in the replay has come, with its `line`; or with what it `fails` of instead.
     """
 
     __slots__ = (
         "blocks",
         "events",
         "fail_blocks",
+        "fails",
         "handles",
         "key",
         "kind",
@@ -56,6 +57,7 @@ class Call:
         self.until: float | None = None
         self.turn: trio.Event | None = None
         self.line: Line | None = None
+        self.fails: Exception | None = None
 
     @property
     def suspendable(self) -> bool:

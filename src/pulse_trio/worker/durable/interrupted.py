@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -39,6 +39,8 @@ UNDONE = "0:undone"
 before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask;
 2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
 _ALL = 2.0
+_NUMBER = "0:undone by"
+"""The key of the moment right behind it, where there are other tasks: the number of the main task's call, or `END`."""
 
 
 class Interrupted(Exception):
@@ -57,7 +59,7 @@ def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowle
     """These calls of tasks do not fit the history. Returns what they raise."""
     error = plain_failure(durable, calls)
     # `FailedBefore` comes in each attempt.
-    if error is None or issubclass(type(error), FailedBefore):
+    if error is None or _failed_of(error) is not None:
         return durable.fail(mismatch)
     return durable.fail(Interrupted(error, mismatch))
 
@@ -80,11 +82,15 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     cleans_up = not failures.clean_ups.isdisjoint(scopes_around(task))
     if error is not None and cleans_up and all(one is not error for one in failures.undone):
         failures.undone.append(error)
-    if error is None and isinstance(call.handles, Exception) and all(one is not call.handles for one in failures.answered):
+    if (
+        error is None
+        and isinstance(call.handles, Exception)
+        and all(one is not call.handles for one in failures.answered)
+    ):
         failures.answered.append(call.handles)
     if not history.replay.over or error is None or (waits.undoes is not None and waits.undoes[0] == id(error)):
         return False
-    said = storable(error.failure if type(error) is FailedBefore else headline_of(error))[:_TEXT]
+    said = storable(_failed_of(error) or headline_of(error))[:_TEXT]
     if not cleans_up:
         if UNDONE not in history.replay.moments:
             history.replay.moments[UNDONE] = 1.0
@@ -92,7 +98,14 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
         return False
     history.moment(UNDONE, 0.0, said, anew=True)
     waits.undoing, waits.undoes = "", (id(error), history.latest)
+    if durable.quiet.has_others():
+        history.moment(_NUMBER, float(durable.keys.count if durable.keys.in_main else END), anew=True)
     return True
+
+
+def _failed_of(error: BaseException) -> str | None:
+    """What had failed in an attempt before, if this is a `FailedBefore`, in a group it may be."""
+    return next((leaf.failure for leaf in leaves_of(error) if isinstance(leaf, FailedBefore)), None)
 
 
 def fails_by_itself(durable: Durable, call: Call) -> bool:
@@ -156,6 +169,12 @@ def learn_what_was_undone(waits: UnderWay, lines: Sequence[Line]) -> None:
     if not told or float(told[-1].value or 0) == _ALL:
         return
     waits.marks = told
+    said = {line.line - 1: line for line in lines if line.kind is Kind.MOMENT and line.key == _NUMBER}
+    waits.numbers = {
+        mark.line: int(float(said[mark.line].value or 0))
+        for mark in told
+        if mark.line in said and not float(mark.value or 0)
+    }
     if not float(told[-1].value or 0) and not any(
         line.line > told[-1].line and line.kind is not Kind.MOMENT for line in lines
     ):
@@ -170,23 +189,56 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     history, waits = durable.history, durable.history.replay.unopened.waits
     if durable.running.cancel_reason is not None or durable.cancelling.noted:
         return
-    place, failure = _next_failure(durable)
-    if not failure or (call is None and place != END):
+    if call is not None and plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
         return
-    # Where there are other tasks the failure may be still to come in one. A call that fits is made whether that comes or not.
-    if call is not None and (
-        durable.quiet.has_others()
-        or (place != END and history.replay.fits(call))
-        or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
+    alone = not durable.quiet.others_run()
+    mark = _next_failure(durable) if call is None else _failure_before(durable, alone=alone)
+    place = END if mark is None else _place_of(durable, mark)
+    # Alone, nothing of another task fails any more: what is done now would be done after all.
+    if (
+        history.replay.over
+        and waits.undoing
+        and (call is None or (alone and (mark is None or waits.failed_at == place)))
     ):
-        return
-    if place == END and (call is None or waits.failed_at == place):
         raise await _passed_over(durable, "has returned" if call is None else f"now calls {call}")
-    if waits.failed_at == place:
-        return  # the handler has not answered it, and this call is the mismatch
+    # A call that fits is made whether that comes or not. And one that failed so, and is not answered, is the mismatch.
+    if mark is None or call is None or waits.failed_at == place or (place != END and history.replay.fits(call)):
+        return
     waits.failed_at = place
+    if durable.keys.in_main:
+        # What was cut short then had numbers, too.
+        durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
     await trio.lowlevel.checkpoint()
-    raise _failed_before(failure, call)
+    raise _failed_before(mark.name or "it", call)
+
+
+def fail_instead(durable: Durable) -> bool:
+    """The replay does not come to the next line, right before which plain code had failed. One of the calls that wait fails in
+    its place. Where the main task has answered that, any task will do: the nursery around it cancels the others. Where another
+    task has, it is that one, if no others have come to calls without lines. Returns whether there is one."""
+    replay, mark = durable.history.replay, _next_failure(durable)
+    waits, main = replay.unopened.waits, durable.running.task
+    number = None if mark is None else waits.numbers.get(mark.line)
+    if mark is None or number is None or replay.over or waits.failed_at == (place := _place_of(durable, mark)):
+        return False
+    without = {
+        task: call
+        for task, call in durable.standing.items()
+        if call.turn is not None and not replay.has_line(call.key) and plain_failure(durable, {task: call}) is None
+    }
+    others = [call for task, call in without.items() if task is not main]
+    if main in without and durable.keys.count < number:
+        call = without[main]
+        durable.keys.go_on_after(number - 1)
+    elif others and (number != END or len(without) == 1):
+        call = others[0]
+    else:
+        return False
+    assert call.turn is not None  # noqa: S101 -- it waits
+    waits.failed_at = place
+    call.fails = _failed_before(mark.name or "it", call)
+    call.turn.set()
+    return True
 
 
 def failed_before(durable: Durable, what: str) -> FailedBefore:
@@ -204,18 +256,41 @@ def _failed_before(failure: str, what: object) -> FailedBefore:
     )
 
 
-def _next_failure(durable: Durable) -> tuple[int, str]:
-    """The number of the line that comes next, or `END`, and the failure of plain code that came right before it; empty if none
-    did."""
+def _next_failure(durable: Durable) -> Line | None:
+    """The moment which says that plain code had failed right before the line that comes next, or behind the last one."""
     replay = durable.history.replay
     waits, line = replay.unopened.waits, replay.next_line
     if replay.over:
-        return END, waits.undoing
+        return waits.marks[-1] if waits.undoing else None
     if line is None:
-        return END, ""
+        return None
     # What the last one before it says: that nothing was undone after all, it may be.
     told = [mark for mark in waits.marks if replay.latest < mark.line < line.line]
-    return line.line, (told[-1].name or "it") if told and not float(told[-1].value or 0) else ""
+    return told[-1] if told and not float(told[-1].value or 0) else None
+
+
+def _failure_before(durable: Durable, *, alone: bool) -> Line | None:
+    """The same for the call that the current task begins. Where there were other tasks it may have been in any of them, and
+    what they do now comes in another order: of the main task it is known which of its calls were begun then."""
+    replay, main = durable.history.replay, durable.keys.in_main
+    waits, number, mark = replay.unopened.waits, durable.keys.count + 1, _next_failure(durable)
+    begun = None if mark is None else waits.numbers.get(mark.line)
+    if mark is not None and begun is None:
+        return mark if alone else None
+    if mark is not None and begun != END and replay.over:
+        # All that has lines has come, and nothing was done after that but to undo it.
+        return mark if not main or number <= cast("int", begun) else None
+    if not main:
+        return None
+    later = (mark for mark in waits.marks if mark.line > replay.latest and waits.numbers.get(mark.line) == number)
+    return next(later, None)
+
+
+def _place_of(durable: Durable, mark: Line) -> int:
+    """The number of the line that comes after it, or `END`."""
+    resumed = durable.history.replay.resumed
+    lines = () if resumed is None else resumed.lines
+    return min((line.line for line in lines if line.line > mark.line and line.kind is not Kind.MOMENT), default=END)
 
 
 async def check_answer(durable: Durable, error: BaseException) -> None:
@@ -274,7 +349,7 @@ def explained(durable: Durable, error: Exception) -> Exception:
     if not told:
         return error
     job_id, part = durable.running.claim.id, ""
-    if float(told[-1].value or 0) == 0 and not durable.quiet.has_others():
+    if float(told[-1].value or 0) == 0 and not durable.quiet.others_run():
         part = (
             " If only a part is, undo the rest where the handler catches FailedBefore, and "
             f"pulse-trio jobs retry {job_id} goes on."

@@ -181,12 +181,15 @@ class Quiet:
         """Whether the handler has opened a nursery, so that there are other tasks, or were."""
         running = self._durable.running
         assert running.task is not None  # noqa: S101 -- it runs
-        if self._said is not None:
-            return True
-        for nursery in opened_by(running.task):
-            if nursery is not running.scope_nursery or not all(map(is_own, nursery.child_tasks)):
-                return True
-        return False
+        return self._said is not None or any(
+            nursery is not running.scope_nursery or _has_tasks(nursery) for nursery in opened_by(running.task)
+        )
+
+    def others_run(self) -> bool:
+        """Whether there are other tasks now."""
+        task = self._durable.running.task
+        assert task is not None  # noqa: S101 -- it runs
+        return task is not trio.lowlevel.current_task() or any(map(_has_tasks, opened_by(task)))
 
     def busy(self, besides: trio.lowlevel.Task | None = None) -> list[trio.lowlevel.Task] | None:
         """The tasks that are neither in a call nor wait for others, or are being cut short in a call. None: there are too many
@@ -293,3 +296,8 @@ def _waits(task: trio.lowlevel.Task) -> bool:
     """Whether a task outside of the calls waits for others, or is none of the handler's."""
     nurseries = opened_by(task)
     return bool(nurseries and waits_for_children(nurseries[-1])) or waits_for_another_task(task) or is_own(task)
+
+
+def _has_tasks(nursery: trio.Nursery) -> bool:
+    """Whether tasks of the handler's are in it."""
+    return not all(map(is_own, nursery.child_tasks))

@@ -12,7 +12,7 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .interrupted import goes_elsewhere, learn_what_was_undone, misfit, plain_failure
+from .interrupted import fail_instead, goes_elsewhere, learn_what_was_undone, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -113,6 +113,8 @@ def help_on(durable: Durable, since: float) -> bool:
     long = waits_long or stood_still >= min(_LONG, half)
     if (stuck or long) and durable.failures.recall():
         durable.hand_out()
+        return False
+    if (stuck or waits_long) and fail_instead(durable):
         return False
     if long and goes_elsewhere(durable, for_long=waits_long and stood_still >= _LONG):
         misfit(durable, replay.stuck(), durable.standing)

@@ -45,6 +45,7 @@ class UnderWay:
         "keyed",
         "lines_beside",
         "marks",
+        "numbers",
         "undoes",
         "undoing",
     )
@@ -60,6 +61,9 @@ class UnderWay:
         """The failure of plain code because of which an attempt before had begun to undo what it did, if it was lost then."""
         self.marks: list[Line] = []
         """The moments by which attempts before have said so, where one of them was lost when it had undone a part."""
+        self.numbers = dict[int, int]()
+        """By the lines of those that were written while there were other tasks: which call of the main task came then, counted
+        from 1; `END` if another task made it."""
         self.failed_at = 0
         """Before which line a call of this attempt has failed in the place of that, last; `END`: behind all."""
         self.failed_body = False
