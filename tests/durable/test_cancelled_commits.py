@@ -51,3 +51,25 @@ async def test_a_handler_that_is_cancelled_in_the_commit_gets_what_was_committed
         await trees.burst()
     assert calls == ["refund charge"]
     assert trees.job(job_id)["state"] == "cancelled"
+
+
+async def test_a_handler_that_returns_all_the_same_is_completed_whatever_the_worker_had_in_its_nursery(
+    trees: Trees,
+) -> None:
+    """The task that waits for the remembered deadline was cut short, and the job was `cancelled`: nothing was undone, and
+    nothing owed."""
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def charge() -> None:
+            await trio.lowlevel.checkpoint()  # the worker's task begins to wait
+            runtime: Any = job._runtime  # pyright: ignore[reportPrivateUsage] -- as the step's last act
+            runtime.cancel("user")
+
+        with job.move_on_after(60):
+            await job.step(charge)
+        return "charged"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "charged")
