@@ -12,7 +12,7 @@ from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.afresh import AFRESH
 from pulse_trio.worker.durable.begun import BEGUN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
-from pulse_trio.worker.durable.interrupted import UNDONE
+from pulse_trio.worker.durable.interrupted import UNDONE, UNDONE_BY
 from pulse_trio.worker.durable.quiet import QUIET
 from pulse_trio.worker.durable.under_way import FAILED
 from support.stage import Recorder
@@ -82,7 +82,7 @@ class Trees:
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
             " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)",
             job_id,
-            [AFRESH, QUIET, BEGUN, UNDONE],
+            [AFRESH, QUIET, BEGUN, UNDONE, UNDONE_BY],
         )
         self.again()
 
@@ -97,6 +97,6 @@ class Trees:
         found = self.window.run(
             "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
             job_id,
-            [AFRESH, BEGUN, COMPENSATED, FAILED, QUIET, UNDONE],
+            [AFRESH, BEGUN, COMPENSATED, FAILED, QUIET, UNDONE, UNDONE_BY],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

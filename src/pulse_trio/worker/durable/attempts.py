@@ -155,6 +155,7 @@ async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         durable.keys.forget_unawaited()
         durable.failures.forget()
         durable.cancelling.ends()
+        durable.suspension.returning.ends()
 
 
 def _check_version(durable: Durable) -> None:

@@ -118,6 +118,7 @@ class Cancelling:
         where a result waits for its turn the handler has not gone on with what was there before."""
         quiet = self._durable.quiet
         replays = self.resumes or not self._durable.history.replay.over or quiet.holds_up() or quiet.delivering.holds
+        replays = replays or (reason in HELD_BACK and not self.noted and self._durable.suspension.returning.holds())
         if reason in HELD_BACK and not replays and self._comes_before_lines():
             return True
         if reason not in HELD_BACK or not replays or self.noted:
@@ -148,7 +149,7 @@ class Cancelling:
 
     def goes_on_live(self) -> None:
         """The replay is over, or no result waits for its turn."""
-        if self._durable.quiet.delivering.holds:
+        if self._durable.quiet.delivering.holds or (self.is_held_back and self._durable.suspension.returning.holds()):
             return
         reason, self._held_back = self._held_back, None
         if reason is not None:

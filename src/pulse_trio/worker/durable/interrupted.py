@@ -39,7 +39,7 @@ UNDONE = "0:undone"
 before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask;
 2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
 _ALL = 2.0
-_NUMBER = "0:undone by"
+UNDONE_BY = "0:undone by"
 """The key of the moment right behind it, where there are other tasks: the number of the main task's call, or `END`."""
 
 
@@ -99,7 +99,7 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     history.moment(UNDONE, 0.0, said, anew=True)
     waits.undoing, waits.undoes = "", (id(error), history.latest)
     if durable.quiet.has_others():
-        history.moment(_NUMBER, float(durable.keys.count if durable.keys.in_main else END), anew=True)
+        history.moment(UNDONE_BY, float(durable.keys.count if durable.keys.in_main else END), anew=True)
     return True
 
 
@@ -169,7 +169,7 @@ def learn_what_was_undone(waits: UnderWay, lines: Sequence[Line]) -> None:
     if not told or float(told[-1].value or 0) == _ALL:
         return
     waits.marks = told
-    said = {line.line - 1: line for line in lines if line.kind is Kind.MOMENT and line.key == _NUMBER}
+    said = {line.line - 1: line for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE_BY}
     waits.numbers = {
         mark.line: int(float(said[mark.line].value or 0))
         for mark in told

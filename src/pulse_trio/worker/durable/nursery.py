@@ -201,6 +201,7 @@ class Opened:
         if line is not None:
             self._end_again(line, error)
             return
+        self._durable.suspension.returning.comes_to_an_end()
         try:
             await self._settle(error)
         except trio.Cancelled:

@@ -32,6 +32,7 @@ from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
 from .places import place_of_the_cut
+from .returning import REOPENED_WITHIN
 from .stood import Stood, is_left_so, is_opened, late_key, stood, struck_too
 from .unremembered import NoScopeOfTrios
 
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 
     from ...lines import Line
     from .durable import Durable
-
-REOPENED_WITHIN = 5.0
-"""Seconds for which a deadline that has passed waits for the blocks in its scope, once the replay is over and the scope is
-open: so it ends when their children have. A handler comes to such a block at once, or waits in plain code before it."""
 
 
 @dataclass(slots=True)
@@ -201,7 +198,7 @@ class Scope(NoScopeOfTrios):
             self._live_since = now
         deadline = self._durable.on_our_clock(self.until)
         replay = self._durable.history.replay
-        if replay.unopened.hold_back(self.key) or replay.awaits_keys:
+        if replay.unopened.hold_back(self.key) or replay.awaits_keys or self._durable.suspension.returning.held:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         # One that has passed as the scope is opened comes before what its task does in it.
         if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
@@ -247,6 +244,9 @@ class Scope(NoScopeOfTrios):
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
             self._durable.quiet.note_cut(self._so_far.busy)
+            if self.remembered:
+                # It strikes before its task comes again to what it had stood in, a wait for an event, say.
+                self._durable.history.replay.unopened.waits.give_up()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:

@@ -18,6 +18,7 @@ import trio
 
 from ...jobs import PermitClaim, Suspended
 from ...trio_internals import scopes_around
+from .returning import Returning
 from .standing import is_cut
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _ANEW = (
 class Suspension:
     """Of one attempt."""
 
-    __slots__ = ("_after", "_calls", "_closing", "_durable", "_moved", "_since", "_waits")
+    __slots__ = ("_after", "_calls", "_closing", "_durable", "_moved", "_since", "_waits", "returning")
 
     def __init__(self, durable: Durable, after: float) -> None:
         self._durable = durable
@@ -58,6 +59,7 @@ class Suspension:
         self._waits: Suspended | None = None
         self._closing: set[trio.lowlevel.Task] = set()
         """The tasks that wait for the end of a closing block."""
+        self.returning = Returning(durable)
 
     async def wait(self, call: Call, news: trio.Event, until: float = math.inf) -> None:
         """Returns when `news` is set, or at `until` on Trio's clock. Meanwhile the handler may be suspended, to wait for what
@@ -65,6 +67,7 @@ class Suspension:
         now = trio.current_time()
         after = self._after
         call.scopes = self._scopes_around()
+        self.returning.waits()
         pause = _FIRST_LOOK
         try:
             while not news.is_set() and now < until:

@@ -1,0 +1,130 @@
+"""A suspended handler is cut short: by its job's cancellation, or by a deadline that passed meanwhile. Before the place where
+it stood it awaits something plain, in which no line tells the next attempt of what is behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Discard, Job, State, SyncClient
+from pulse_trio.worker.durable import returning
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("limit", [None, 3600])
+async def test_a_deadline_undoes_what_comes_before_a_wait_for_an_event(
+    trees: Trees, limit: float | None, *, between: bool
+) -> None:
+    """Its compensation was refused, because the job waited for the event, and no attempt came after it."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            with job.move_on_after(60) as patience:
+                await trio.lowlevel.checkpoint()
+                await job.wait_for_event("packed", timeout=limit)
+            if patience.cancelled_caught:
+                if between:
+                    await job.step(act, "too late")
+                raise Discard("too late")
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    moved = (
+        "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND key = '2:scope'"
+    )
+    trees.window.run(moved, job_id)
+    trees.again()
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "dead"
+    assert calls == ["charge", *["too late"] * between, "refund"]
+
+
+@pytest.mark.parametrize("task", ["main", "another"])
+async def test_a_cancelled_job_comes_to_its_children_first(trees: Trees, task: str) -> None:
+    """It was cut short before the block, and its compensation saw no children."""
+    seen: list[str] = []
+
+    @trees.handlers.job
+    async def packs() -> str:
+        return "packed"
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ships(job: Job) -> None:
+        await job.wait_for_event("lorry")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        children = list[object]()
+
+        async def works() -> None:
+            await trio.lowlevel.checkpoint()
+            async with job.durable_nursery(collect=True, key="parts") as nursery:
+                children.append(nursery.start_soon(packs))
+                children.append(nursery.start_soon(ships))
+
+        async def note() -> None:
+            seen.extend(str(child.state) for child in children)  # type: ignore[attr-defined]
+
+        await job.step(trio.lowlevel.checkpoint)
+        try:
+            if task == "main":
+                await works()
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(works)
+        except BaseException:
+            with job.cleanup():
+                await job.step(note)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    SyncClient(trees.dsn).cancel(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], seen) == ("cancelled", [State.COMPLETED, State.CANCELLED])
+
+
+async def test_one_that_does_not_come_to_them_is_cut_short_a_little_later(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "REOPENED_WITHIN", 0.2)
+    seen: list[str] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ships(job: Job) -> None:
+        await job.wait_for_event("lorry")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(trio.lowlevel.checkpoint)
+        try:
+            if job.attempt > 1:
+                await trio.sleep_forever()
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(ships)
+        except trio.Cancelled:
+            seen.append(str(job.cancel_reason))
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    SyncClient(trees.dsn).cancel(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], seen) == ("cancelled", ["suspended", "user"])
