@@ -79,7 +79,7 @@ _OPTIONS = (
         "--owes-clean-up",
         is_flag=True,
         default=None,
-        help="Only finished durable jobs whose job.cleanup() did not end well.",
+        help="Only durable jobs that were cancelled, or should have been, and whose job.cleanup() did not end well.",
     ),
 )
 

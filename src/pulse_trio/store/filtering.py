@@ -21,8 +21,8 @@ class JobFilter(TypedDict, total=False):
     `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
     moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, until then, by when it was
     enqueued. `key` is the key under which limits and turns count the job (a tenant).
-    `tag` is one of the job's tags. With `owes_clean_up` only jobs whose clean-up (`job.cleanup()`) did not end well; what a
-    retry of such a job does is said in docs/how-to/trees.md.
+    `tag` is one of the job's tags. With `owes_clean_up` only durable jobs that were cancelled, or should have been, and
+    whose clean-up (`job.cleanup()`) did not end well; what a retry of such a job does is said in docs/how-to/trees.md.
     """
 
     state: State | str | None
