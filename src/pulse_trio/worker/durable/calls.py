@@ -25,14 +25,13 @@ class Call:
     for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
     `handles`: the exception in whose handling it was made.
-    `turn` is set when its turn in the replay has come, with its `line`; or with what it `fails` of instead.
+    `turn` is set when its turn in the replay has come, with its `line`.
     """
 
     __slots__ = (
         "blocks",
         "events",
         "fail_blocks",
-        "fails",
         "handles",
         "key",
         "kind",
@@ -57,7 +56,6 @@ class Call:
         self.until: float | None = None
         self.turn: trio.Event | None = None
         self.line: Line | None = None
-        self.fails: Exception | None = None
 
     @property
     def suspendable(self) -> bool:

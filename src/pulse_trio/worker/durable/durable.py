@@ -184,8 +184,8 @@ class Durable:
                             seen, since = replay.next_line, trio.current_time()
                         elif replay.idle and not replay.over and help_on(self, since):
                             await begin_anew(self)
-                if call.fails is not None:
-                    raise call.fails
+                if (instead := self.failures.instead.pop(call, None)) is not None:
+                    raise instead
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.
                     await trio.lowlevel.checkpoint_if_cancelled()

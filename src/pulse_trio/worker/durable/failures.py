@@ -35,6 +35,7 @@ from ...trio_internals import coroutine_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
+    from .calls import Call
     from .history import History
 
 OfJob = Literal["discard", "retry-after", "retry-afresh", "snooze"]
@@ -72,7 +73,18 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open", "_taken", "_undoing", "answered", "clean_ups", "of_clean_up", "undone")
+    __slots__ = (
+        "_history",
+        "_left",
+        "_open",
+        "_taken",
+        "_undoing",
+        "answered",
+        "clean_ups",
+        "instead",
+        "of_clean_up",
+        "undone",
+    )
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -87,6 +99,8 @@ class Failures:
         """What the last `job.cleanup()` that has failed has raised."""
         self.undone: list[Exception] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
+        self.instead: dict[Call, Exception] = {}
+        """What calls fail of that wait for their turn in the replay (interrupted.py)."""
         self.answered: list[Exception] = []
         """What durable calls have raised, a wait's `TimeoutError` too, and others were made because of: it comes again."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
@@ -233,6 +247,7 @@ class Failures:
         self.of_clean_up = None
         self.undone.clear()
         self.answered.clear()
+        self.instead.clear()
         self._undoing.clear()
         self._left.clear()
 

@@ -236,7 +236,7 @@ def fail_instead(durable: Durable) -> bool:
         return False
     assert call.turn is not None  # noqa: S101 -- it waits
     waits.failed_at = place
-    call.fails = _failed_before(mark.name or "it", call)
+    durable.failures.instead[call] = _failed_before(mark.name or "it", call)
     call.turn.set()
     return True
 
