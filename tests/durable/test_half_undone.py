@@ -271,6 +271,11 @@ async def test_where_it_is_not_known_which_task_had_failed_nothing_is_done_after
     found = await end(trees, trees.enqueue("order"))
     assert "had begun to undo what it did when its worker was lost" in str(found["error"])
     assert "shipped" not in house.book
+    # A person has looked.
+    SyncClient(trees.dsn).retry(int(str(found["id"])))
+    await trees.burst()
+    assert trees.job(int(str(found["id"])))["state"] == "completed"
+    assert house.book[-1] == "shipped"
 
 
 async def test_when_all_is_undone_and_the_attempt_has_failed_of_it_a_person_decides(trees: Trees) -> None:

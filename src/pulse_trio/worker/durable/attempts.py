@@ -18,7 +18,8 @@ from .afresh import is_asked_by, remember
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
-from .interrupted import check_answer, check_undone, ends_with, explained, leave_undone
+from .half_undone import check_answer, check_undone
+from .interrupted import ends_with, explained, leave_undone
 from .left_behind import await_left_behind
 from .reordering import begin_anew
 from .resuming import history_of, resume

@@ -11,7 +11,8 @@ from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
-from .interrupted import check_undone, note_plain_failure
+from .half_undone import check_undone
+from .interrupted import note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 

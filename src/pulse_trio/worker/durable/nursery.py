@@ -23,7 +23,8 @@ from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
 from .changed import check_children
 from .children import FAILED
-from .interrupted import Interrupted, failed_before, is_undone
+from .half_undone import failed_before
+from .interrupted import Interrupted, is_undone
 from .mismatches import failed_no_more
 from .scopes import Scope
 from .seen import note_what_was_seen

@@ -12,7 +12,8 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .interrupted import fail_instead, goes_elsewhere, learn_what_was_undone, misfit, plain_failure
+from .half_undone import fail_instead, learn_what_was_undone
+from .interrupted import goes_elsewhere, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another

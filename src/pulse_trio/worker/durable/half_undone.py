@@ -1,0 +1,210 @@
+"""A worker that was lost while its handler undid what it had done, because plain code had failed: the next attempt does the
+rest.
+
+No line brings such a failure again. So a durable call of the handler fails in its place, of `FailedBefore`, and what of the
+compensation has lines is replayed. `UNDONE` and `UNDONE_BY` say what is known of the place (interrupted.py).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import trio
+
+from ...describing import leaves_of
+from ...errors import FailedBefore, ReplayMismatch
+from ...lines import BeyondLimit, Kind
+from .afresh import gives_up, is_asked_by
+from .failures import reasons_of
+from .interrupted import ALL, UNDONE, UNDONE_BY, plain_failure
+from .mismatches import failed_no_more, mismatch
+from .under_way import END
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...lines import Line
+    from .calls import Call
+    from .durable import Durable
+    from .under_way import UnderWay
+
+
+def learn_what_was_undone(waits: UnderWay, lines: Sequence[Line]) -> None:
+    """From the lines of the attempts before: which of them had begun to undo what they did, because plain code had failed. Not
+    where the last of these has undone all and failed of it: the next one need not do it again."""
+    told = sorted(
+        (line for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE), key=lambda line: line.line
+    )
+    if not told or float(told[-1].value or 0) == ALL:
+        return
+    waits.marks = told
+    numbers = {
+        line.line - 1: float(line.value or 0) for line in lines if line.kind is Kind.MOMENT and line.key == UNDONE_BY
+    }
+    for mark, then in zip(told, [*told[1:], None], strict=True):
+        until = math.inf if then is None else then.line
+        followed = any(mark.line < line.line < until and line.kind is not Kind.MOMENT for line in lines)
+        # What the last one says before the next line counts: that nothing was undone after all, or a person has looked.
+        if float(mark.value or 0) or (then is not None and not followed):
+            continue
+        if mark.line in numbers:
+            waits.numbers[mark.line] = int(numbers[mark.line])
+        if not followed:
+            waits.undoing = mark.name or "it"
+
+
+async def check_undone(durable: Durable, call: Call | None = None) -> None:
+    """The handler makes this `call`, or has returned. An attempt before had begun to undo what it did in this place, because
+    plain code had failed, and this one goes on as if it had not. The call fails in the place of that: the handler undoes it
+    again, as it does each step again whose worker is lost; what of it has lines is replayed. Raises `FailedBefore`, or, where
+    the handler does not answer that, `ReplayMismatch`."""
+    history, waits = durable.history, durable.history.replay.unopened.waits
+    if durable.running.cancel_reason is not None or durable.cancelling.noted:
+        return
+    if call is not None and plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
+        return
+    alone = not durable.quiet.others_run()
+    mark = _next_failure(durable) if call is None else _failure_before(durable, alone=alone)
+    place = END if mark is None else _place_of(durable, mark)
+    # Alone, nothing of another task fails any more: what is done now would be done after all.
+    if (
+        history.replay.over
+        and waits.undoing
+        and (call is None or (alone and (mark is None or waits.failed_at == place)))
+    ):
+        raise await _passed_over(durable, "has returned" if call is None else f"now calls {call}")
+    # A call that fits is made whether that comes or not. And one that failed so, and is not answered, is the mismatch.
+    if mark is None or call is None or waits.failed_at == place or (place != END and history.replay.fits(call)):
+        return
+    waits.failed_at = place
+    if durable.keys.in_main:
+        # What was cut short then had numbers, too.
+        durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
+    await trio.lowlevel.checkpoint()
+    raise _failed_before(mark.name or "it", call)
+
+
+def fail_instead(durable: Durable) -> bool:
+    """The replay does not come to the next line, right before which plain code had failed. One of the calls that wait fails in
+    its place. Where the main task has answered that, any task will do: the nursery around it cancels the others. Where another
+    task has, it is that one, if no others have come to calls without lines. Returns whether there is one."""
+    replay, mark = durable.history.replay, _next_failure(durable)
+    waits, main = replay.unopened.waits, durable.running.task
+    number = None if mark is None else waits.numbers.get(mark.line)
+    if mark is None or number is None or replay.over or waits.failed_at == (place := _place_of(durable, mark)):
+        return False
+    without = {
+        task: call
+        for task, call in durable.standing.items()
+        if call.turn is not None and not replay.has_line(call.key) and plain_failure(durable, {task: call}) is None
+    }
+    others = [call for task, call in without.items() if task is not main]
+    if main in without and durable.keys.count < number:
+        call = without[main]
+        durable.keys.go_on_after(number - 1)
+    elif others and (number != END or len(without) == 1):
+        call = others[0]
+    else:
+        return False
+    assert call.turn is not None  # noqa: S101 -- it waits
+    waits.failed_at = place
+    durable.failures.instead[call] = _failed_before(mark.name or "it", call)
+    call.turn.set()
+    return True
+
+
+def failed_before(durable: Durable, what: str) -> FailedBefore:
+    """What fails in the place of plain code in a block's body: the history says that the block failed of it."""
+    waits = durable.history.replay.unopened.waits
+    waits.failed_body = True
+    return _failed_before(waits.marks[-1].name if waits.marks else "plain code", what)
+
+
+def _failed_before(failure: str, what: object) -> FailedBefore:
+    return FailedBefore(
+        f"an attempt before failed here ({failure}), and its worker was lost before the handler had undone what it had done. "
+        f"This attempt has not failed, so {what} fails instead, to be answered as that was",
+        failure,
+    )
+
+
+def _next_failure(durable: Durable) -> Line | None:
+    """The moment which says that plain code had failed right before the line that comes next, or behind the last one."""
+    replay = durable.history.replay
+    waits, line = replay.unopened.waits, replay.next_line
+    if replay.over:
+        return waits.marks[-1] if waits.undoing else None
+    if line is None:
+        return None
+    # What the last one before it says: that nothing was undone after all, it may be.
+    told = [mark for mark in waits.marks if replay.latest < mark.line < line.line]
+    return told[-1] if told and not float(told[-1].value or 0) else None
+
+
+def _failure_before(durable: Durable, *, alone: bool) -> Line | None:
+    """The same for the call that the current task begins. Where there were other tasks it may have been in any of them, and
+    what they do now comes in another order: of the main task it is known which of its calls were begun then."""
+    replay, main = durable.history.replay, durable.keys.in_main
+    waits, number, mark = replay.unopened.waits, durable.keys.count + 1, _next_failure(durable)
+    begun = None if mark is None else waits.numbers.get(mark.line)
+    if mark is not None and begun is None:
+        return mark if alone else None
+    if mark is not None and begun != END and replay.over:
+        # All that has lines has come, and nothing was done after that but to undo it.
+        return mark if not main or number <= cast("int", begun) else None
+    if not main:
+        return None
+    later = (mark for mark in waits.marks if mark.line > replay.latest and waits.numbers.get(mark.line) == number)
+    return next(later, None)
+
+
+def _place_of(durable: Durable, mark: Line) -> int:
+    """The number of the line that comes after it, or `END`."""
+    resumed = durable.history.replay.resumed
+    lines = () if resumed is None else resumed.lines
+    return min((line.line for line in lines if line.line > mark.line and line.kind is not Kind.MOMENT), default=END)
+
+
+async def check_answer(durable: Durable, error: BaseException) -> None:
+    """The handler has ended with this. If that is what `check_undone` has raised, and nothing was undone for it, the handler
+    expects another exception there: a person decides."""
+    replay, job_id = durable.history.replay, durable.running.claim.id
+    if durable.fatal is not None:
+        return
+    waits, line = replay.unopened.waits, replay.next_line
+    if waits.failed_body and _is_of_it(error):
+        # All is undone, or nothing is: each attempt would come to the same.
+        durable.fail(failed_no_more(job_id, []))
+    elif not any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
+        return
+    elif replay.over and waits.undoing:
+        await _passed_over(durable, "does not undo it for FailedBefore, which the next call has raised in its place")
+    elif line is not None and waits.failed_at == line.line:
+        durable.fail(mismatch(job_id, line, "the handler ends with FailedBefore, which came before it"))
+
+
+def _is_of_it(error: BaseException) -> bool:
+    """Whether the handler ends with `FailedBefore`, or with what comes of it and does not say what comes then."""
+    if is_asked_by(error) or gives_up(error):
+        return False
+    return any(issubclass(type(one), FailedBefore) for one in reasons_of(error, contexts=False))
+
+
+async def _passed_over(durable: Durable, now: str) -> Exception:
+    """Ends the attempt, and returns the error."""
+    history, waits = durable.history, durable.history.replay.unopened.waits
+    failure, waits.undoing = waits.undoing, ""
+    # A person who retries the job has seen whether it is undone.
+    with suppress(RuntimeError, BeyondLimit):
+        history.moment(UNDONE, 1.0, anew=True)
+        await history.written()
+    job_id = durable.running.claim.id
+    return durable.fail(
+        ReplayMismatch(
+            f"job {job_id}: an attempt before failed of plain code ({failure}), and had begun to undo what it did when its "
+            f"worker was lost; this one has not failed there, and {now}. Look whether that is undone. If so, run the job "
+            f"again from the beginning: pulse-trio jobs retry {job_id} --afresh; if not, pulse-trio jobs retry {job_id} goes on"
+        )
+    )
