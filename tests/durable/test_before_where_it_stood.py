@@ -101,6 +101,35 @@ async def test_a_cancelled_job_comes_to_its_children_first(trees: Trees, task: s
     assert (trees.job(job_id)["state"], seen) == ("cancelled", [State.COMPLETED, State.CANCELLED])
 
 
+@pytest.mark.parametrize("body", ["waits", "asks"])
+async def test_one_that_stood_in_the_body_of_a_block_is_cut_short_there_at_once(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(returning, "REOPENED_WITHIN", 3600)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ships(job: Job) -> None:
+        await job.wait_for_event("lorry")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(trio.lowlevel.checkpoint)
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(ships)
+            if body == "waits" or job.attempt == 1:
+                await job.wait_for_event("packed", key="packed")
+            while True:  # noqa: ASYNC110 -- as an author may who asks somewhere else
+                await trio.sleep(0.01)
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    SyncClient(trees.dsn).cancel(job_id)
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "cancelled"
+
+
 async def test_one_that_does_not_come_to_them_is_cut_short_a_little_later(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:

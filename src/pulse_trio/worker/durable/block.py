@@ -178,6 +178,8 @@ class Block:
             running.cancel("fence-lost")
             await trio.lowlevel.checkpoint()
             raise LeaseGone(f"job {running.claim.id} lost its lease: its block can do nothing more")
+        if refused == "cancelling":
+            self.durable.suspension.returning.comes_through()
         if refused is not None:
             await trio.sleep(PAUSE * 5 if refused == "cancelling" else PAUSE)
 

@@ -202,7 +202,7 @@ class Opened:
         if line is not None:
             self._end_again(line, error)
             return
-        self._durable.suspension.returning.comes_to_an_end()
+        self._durable.suspension.returning.comes_through()
         try:
             await self._settle(error)
         except trio.Cancelled:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 REOPENED_WITHIN = 5.0
 """Seconds for which a cancellation waits, of the job or by a deadline that has passed, once the replay is over: so it cuts
 blocks short whose children are known. A handler comes to such a block at once, or waits in plain code before it."""
+_OPEN_FOR = 0.5
+"""The same once all of them are open: between two children of a block it may await something plain, and in its body it may ask
+for something again and again."""
 
 
 class Returning:
@@ -43,6 +46,8 @@ class Returning:
                 return False
             self._timer = trio.CancelScope(deadline=trio.current_time() + REOPENED_WITHIN)
             nursery.start_soon(self._later, self._timer, name="a cancellation that waits for blocks")
+        elif not durable.history.replay.unopened.awaited:
+            self._timer.deadline = min(self._timer.deadline, trio.current_time() + _OPEN_FOR)
         return True
 
     @property
@@ -55,8 +60,8 @@ class Returning:
         if self.held and self._durable.all_stand():
             self._goes_on()
 
-    def comes_to_an_end(self) -> None:
-        """A task stands at the end of a block, and what comes then is live."""
+    def comes_through(self) -> None:
+        """A task has come to the end of a block, or is refused more children."""
         if self.held and not self._durable.history.replay.unopened.awaited:
             self._goes_on()
 
