@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, State, SyncClient
+from pulse_trio import ChildFailed, Discard, Job, State, SyncClient
 from pulse_trio.worker.durable import returning
 
 if TYPE_CHECKING:
@@ -157,3 +157,33 @@ async def test_one_that_does_not_come_to_them_is_cut_short_a_little_later(
     SyncClient(trees.dsn).cancel(job_id)
     await trees.burst(log=False)
     assert (trees.job(job_id)["state"], seen) == ("cancelled", ["suspended", "user"])
+
+
+async def test_a_body_that_a_child_has_cut_short_fails_of_it_again_wherever_that_comes(trees: Trees) -> None:
+    """The next attempt is cut short before it has started the child, and was dead: its block had not failed of it."""
+    found: list[str] = []
+
+    async def refund() -> None: ...
+
+    @trees.handlers.job(max_attempts=1)
+    async def packs() -> None:
+        raise ValueError("no box")
+
+    @trees.handlers.job(durable=True, max_attempts=2)
+    async def order(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                await trio.lowlevel.checkpoint()
+                nursery.start_soon(packs)
+                await trio.sleep_forever()
+        except* ChildFailed as group:
+            found.extend(str(error) for error in group.exceptions)
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    ended = await trees.ended(job_id)
+    assert "no box" in found[0]
+    assert found[1:] == found[:1]
+    assert (ended["state"], "Mismatch" in ended["error"]) == ("dead", False)

@@ -23,7 +23,7 @@ from .seen import Seen
 from .tree_store import PAUSE, answered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from ...handlers import Handler
     from ...store.trees import BlockEnd, BlockLook, Cause, Member
@@ -246,8 +246,9 @@ class Block:
         await self.learn([child.id for child in ended])
         return False
 
-    async def learn(self, ids: Sequence[int] | None = None) -> list[Member]:
-        """Takes in how the children with these ids are, or all of the block. Returns what it read of them.
+    async def learn(self, ids: Sequence[int] | None = None, *, failed: Container[int] = ()) -> list[Member]:
+        """Takes in how the children with these ids are, or all of the block. Returns what it read of them. `failed`: those of
+        which the block failed in an earlier attempt, whether this one has come to start them or was cut short sooner.
 
         A child of an earlier attempt that is dead, or was cancelled because of this job, lives again if that attempt has failed
         of it, or the block itself had cancelled it.
@@ -260,10 +261,16 @@ class Block:
             members = await self.members(ids)
             bad: list[tuple[Child[Any], Member]] = []
             for member in members:
-                child = self.by_key.get(member.key)
+                child: Child[Any] | None = self.by_key.get(member.key)
+                before = child is None and member.job_id in failed
+                if before:
+                    child = self.by_key[member.key] = Child(
+                        self.ear, member.kind or "", member.key, Any, self.durable.parts.codec
+                    )
+                    self.ear.living += 1
                 if child is None or child.has_ended:
                     continue
-                if member.digest is not None and not self._digests.fits(member.key, member.digest):
+                if not before and member.digest is not None and not self._digests.fits(member.key, member.digest):
                     self.broken = self._mismatch(child, member.job_id)
                     raise self.broken
                 if child.known_id is None:

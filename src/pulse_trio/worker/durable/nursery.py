@@ -277,13 +277,15 @@ class Opened:
     async def _learn_of_its_end(self) -> None:
         """The block has ended in an earlier attempt."""
         self.block.closing = True  # none is started again
-        await self.block.learn()
+        line = self._call.line
+        # The body was cut short in a plain await, and may have been in an earlier one now, before it had started them all.
+        cut = line is not None and line.kind is Kind.BLOCK_FAILED and self._scope.line is not None
+        await self.block.learn(failed=_failed_in(line) if line is not None and cut else ())
 
     def _end_again(self, line: Line, error: BaseException | None) -> None:
         """The end of a block that has ended in an earlier attempt."""
         block = self.block
-        value: Any = msgspec.json.decode(line.value or "{}")
-        failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
+        failed = [] if line.kind is Kind.BLOCK else _failed_in(line)
         self._check_deleted(failed)
         if line.kind is Kind.BLOCK:
             check_children(self._durable, self._call, block.by_key.values())
@@ -364,6 +366,12 @@ def _outside_of_the_handler(durable: Durable) -> str | None:
     if (where := durable.running.run.where_else()) is not None:
         return where
     return "inside of a step" if is_in_step(durable) else None
+
+
+def _failed_in(line: Line) -> list[int]:
+    """The children of which the block failed that has this line."""
+    value: Any = msgspec.json.decode(line.value or "{}")
+    return value.get("failed", [])
 
 
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:
