@@ -218,9 +218,10 @@ class Line:
     def take_back(self) -> list[Order]:
         """Takes back the orders that the child has not begun and now never will, and returns them."""
         try:
-            numbers = self._theirs.recv(wire.NUMBERS, socket.MSG_DONTWAIT)
+            # A set: bytes raise `ValueError` where they are asked for a number below 0, that of an order without a ticket.
+            numbers = set(self._theirs.recv(wire.NUMBERS, socket.MSG_DONTWAIT))
         except OSError:
-            numbers = b""
+            numbers = set[int]()
         back = [order for order in self.orders if order.number is None or order.number in numbers]
         if back:
             self.orders = deque([order for order in self.orders if order not in back])
