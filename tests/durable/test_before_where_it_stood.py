@@ -3,12 +3,12 @@ it stood it awaits something plain, in which no line tells the next attempt of w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, Discard, Job, State, SyncClient
+from pulse_trio import Child, ChildFailed, Discard, Job, State, SyncClient
 from pulse_trio.worker.durable import returning
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def test_a_cancelled_job_comes_to_its_children_first(trees: Trees, task: s
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> None:
-        children = list[object]()
+        children = list[Child[Any]]()
 
         async def works() -> None:
             await trio.lowlevel.checkpoint()
@@ -79,7 +79,7 @@ async def test_a_cancelled_job_comes_to_its_children_first(trees: Trees, task: s
                 children.append(nursery.start_soon(ships))
 
         async def note() -> None:
-            seen.extend(str(child.state) for child in children)  # type: ignore[attr-defined]
+            seen.extend(str(child.state) for child in children)
 
         await job.step(trio.lowlevel.checkpoint)
         try:

@@ -100,7 +100,7 @@ class Failures:
         self.undone: list[Exception] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
         self.instead: dict[Call, Exception] = {}
-        """What calls fail of that wait for their turn in the replay (interrupted.py)."""
+        """What calls fail of that wait for their turn in the replay (half_undone.py)."""
         self.answered: list[Exception] = []
         """What durable calls have raised, a wait's `TimeoutError` too, and others were made because of: it comes again."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
