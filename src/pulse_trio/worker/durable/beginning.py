@@ -53,9 +53,10 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         if durable.history.replay.unopened.has_more:
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
+        decided = durable.history.holds_what_came_before
         if note_plain_failure(durable, call):
             # Together with that: a block whose body has failed would be open again if the worker were lost between the two.
-            marked = durable.failures.call_begins()
+            marked = durable.failures.call_begins() or decided
             with durable.awaiting(stands):
                 await durable.history.written(decided=marked)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):

@@ -93,6 +93,8 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
             history.replay.moments[UNDONE] = 1.0
             history.hold(Kind.MOMENT, UNDONE, said, "1.0")
         return False
+    # The deadline that was found to have struck, say: that is what it failed of, so each attempt comes to it.
+    history.what_came_before()
     history.moment(UNDONE, 0.0, said, anew=True)
     waits.undoing, waits.undoes = "", (id(error), history.latest)
     if durable.quiet.has_others():
