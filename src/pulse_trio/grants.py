@@ -160,6 +160,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "stuck_trees",
         "trees_that_wait",
         "retry_jobs",
+        "retry_jobs_afresh",
         "forget_history",
         "delete_jobs",
         "release_jobs",

@@ -135,6 +135,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function failed_child": {},
     "function far": {},
     "function forget_history": called_by("operator"),
+    "function forget_lines": {},
+    "function retry_jobs_afresh": called_by("operator"),
     "function has_mark": PUBLIC,
     "function ends_in_tree": PUBLIC,
     "function in_tree": {},

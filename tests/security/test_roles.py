@@ -87,7 +87,7 @@ WAITING = BATCHES - {"batch_due"} | {
     "note_enqueue", "note_event", "outcome", "send_event",
 }  # fmt: skip
 OPERATORS = {
-    "cancel_jobs", "cancel_jobs_now", "delete_jobs", "forget_history",
+    "cancel_jobs", "cancel_jobs_now", "delete_jobs", "retry_job_afresh",
     "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
     "note_enqueue", "note_event", "send_event", "set_retention", "stack_ask", "stack_take", "wake", "release_jobs",
     "complete_jobs",
@@ -109,7 +109,7 @@ NOT_THE_WORKERS = {
     "cancel_jobs",
     "cancel_jobs_now",
     "delete_jobs",
-    "forget_history",
+    "retry_job_afresh",
     "release_jobs",
     "complete_jobs",
     "retry_job",

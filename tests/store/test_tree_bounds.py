@@ -392,6 +392,50 @@ def test_a_compensation_that_kills_its_process_is_quarantined_and_ends_after_as_
     assert state(watch, job) == "cancelled"
 
 
+def crash(teller: Teller, watch: Teller, job: Job) -> Job:
+    """The job's worker dies; the next attempt, if there is one."""
+    teller.fail(job, outcome="rescued")
+    watch.run(
+        "UPDATE job SET state = 2, attempt = attempt + 1, locked_by = %s, lease_until = now() + interval '1 min', "
+        "started_at = now() WHERE id = %s",
+        teller.session, job[0],
+    )  # fmt: skip
+    return job[0], job[1] + 1
+
+
+def test_crashes_before_a_cancellation_do_not_use_up_the_tries_of_the_clean_up(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    job = a.root("q")
+    write_line(a, job[0])
+    for _ in range(6):
+        job = crash(a, watch, job)
+    cancel(watch, job[0])
+    for _ in range(4):
+        job = crash(a, watch, job)
+        assert state(watch, job) == "running"
+    a.fail(job, outcome="rescued")
+    assert state(watch, job) == "cancelled"
+
+
+@pytest.mark.parametrize("crashes", [1, 5])
+def test_a_job_that_crashes_end_before_it_is_told_owes_its_clean_up(crashes: int, workers: list[Teller]) -> None:
+    """Its last attempt, or its last try: nothing said that anything was owed, and a retry let the cancelled job go on."""
+    a, _, watch = workers
+    job = a.root("q")
+    write_line(a, job[0])
+    if crashes == 1:
+        watch.run("UPDATE job SET max_attempts = 1")
+    cancel(watch, job[0], reason="enough")
+    for _ in range(crashes - 1):
+        job = crash(a, watch, job)
+    a.fail(job, outcome="rescued")
+    assert state(watch, job) == "cancelled"
+    assert watch.value("SELECT owes_clean_up(%s)", job[0])
+    assert watch.value("SELECT moved FROM retry_jobs(ARRAY[%s::bigint])", job[0])
+    (again,) = a.claim("q")
+    assert [row[1:] for row in a.beat(again)] == [(True, "user", "enough")]
+
+
 def test_crashes_of_a_compensation_before_its_last_line_do_not_count(workers: list[Teller]) -> None:
     a, _, watch = workers
     job = a.root("q")

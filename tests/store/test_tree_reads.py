@@ -103,8 +103,8 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
             return {"after": job.id - 1, "limit": 1}
         case "send_event":
             return {"job_id": job.id, "name": "more", "payload": "1", "event_key": "k"}
-        case "forget_history":
-            return {"ids": [job.id]}
+        case "retry_job_afresh":
+            return {"ids": [job.id], "delay": 0, "spacing": 0, "filter": None}
         case _:
             raise AssertionError(name)
 

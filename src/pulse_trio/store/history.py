@@ -16,7 +16,7 @@ from ..handlers import check_queue, encode_result
 from ..states import State, storable
 from .arrays import numbers, texts
 from .filtering import parameters_of
-from .operations import Query, missing, places_of, record_of, unfinished_clean_ups, unmoved
+from .operations import Query, missing, places_of, record_of, retry_statement, unfinished_clean_ups, unmoved
 from .places import undeleted, undeleted_in, unretried
 
 if TYPE_CHECKING:
@@ -182,9 +182,8 @@ def retry_batch(
 
     `chosen` is the filter that found them, for the audit trail. With `afresh` durable jobs forget first what they have done."""
     done = Retried()
-    if afresh:
-        yield Query("forget_history", {"ids": numbers(ids)})
-    rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
+    named = retry_statement(afresh=afresh)
+    rows = yield Query(named, {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
     left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
     places = (yield from places_of(left)) if left else {}
     owing = (yield from unfinished_clean_ups(list(places))) if places else []

@@ -129,10 +129,9 @@ def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
     Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
     """
     tries = 0
-    if afresh:
-        yield Query("forget_history", {"ids": numbers([job_id])})
+    named = retry_statement(afresh=afresh)
     while True:
-        rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None})
+        rows = yield Query(named, {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None})
         _, moved, blocked_by, state, *_ = rows[0]
         if moved:
             return State.AVAILABLE
@@ -148,6 +147,11 @@ def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
         tries += 1
         if tries == _RETRY_TRIES:
             raise InvalidTransition(unmoved(job_id, State(state), None))
+
+
+def retry_statement(*, afresh: bool) -> str:
+    """The name of the statement by which finished jobs go back, with what they have done or without it."""
+    return "retry_job_afresh" if afresh else "retry_job"
 
 
 def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
