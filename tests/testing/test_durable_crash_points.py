@@ -13,7 +13,7 @@ import trio.lowlevel
 
 from pulse_trio import ConfigurationError, Discard, Handlers, Job, SyncClient
 from pulse_trio.postgres import connect_sync
-from pulse_trio.testing import NeverEnds, crash_points
+from pulse_trio.testing import NeverEnds, PulseWorker, crash_points
 from pulse_trio.testing.crashing import grounds, others
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from pulse_trio.worker.durable import attempts
@@ -425,3 +425,32 @@ async def sleeps_in_its_clean_up(job: Job) -> None:
 async def test_a_wait_in_a_clean_up_says_that_it_takes_real_time(pulse_clock: PulseClock, pulse_dsn: str) -> None:
     with pytest.raises(NeverEnds, match=r"There it is not suspended, and waits in real time: it is in job\.cleanup"):
         await found(pulse_dsn, sleeps_in_its_clean_up, [], only="none", timeout=1.0)
+
+
+async def test_a_parent_whose_children_have_ended_is_looked_at_when_nothing_else_is_left(pulse_dsn: str) -> None:
+    """Its rows had been locked for a moment when its last child ended: `crash_points` said that nothing brings what it waits for."""
+
+    @handlers.job
+    async def packed() -> None: ...
+
+    @handlers.job(durable=True, suspend_after=0)
+    async def waits_for_it(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(packed)
+
+    client = SyncClient(pulse_dsn)
+    parent = client.enqueue(waits_for_it.options(queue=others.QUEUE))
+    worker = PulseWorker(pulse_dsn, handlers)
+    await worker.drain(queues=[others.QUEUE])
+    (child,) = [job.id for job in client.tree(parent.id) if job.id != parent.id]
+    with connect_sync(pulse_dsn) as connection:
+        # As a worker does that could not have the parent's row: the look is put off.
+        connection.execute("DELETE FROM pulse.job WHERE id = %s", [child])
+        connection.execute("DELETE FROM pulse.recheck")
+        connection.execute(
+            "INSERT INTO pulse.recheck (job_id, tries, due_at) VALUES (%s, 1, clock_timestamp())", [parent.id]
+        )
+    assert client.job(parent.id).state == "suspended"
+    with trio.fail_after(30):
+        await others.Others(pulse_dsn, handlers).until_due(parent.id)
+    assert client.job(parent.id).state == "available"
