@@ -213,6 +213,8 @@ def test_an_unreachable_database_is_told_on_one_line_with_what_to_do() -> None:
         "Is PostgreSQL running there, and is the address right?"
     )
     assert "Check the user" in describe(DatabaseUnavailable('FATAL: role "x" does not exist'))
+    assert "restarts or stops" in describe(DatabaseUnavailable("FATAL: the database system is shutting down"))
+    assert "max_connections" in describe(DatabaseUnavailable("FATAL: sorry, too many clients already"))
     assert describe(SchemaError("older. Do this")) == "database error: older. Do this"
 
 

@@ -428,7 +428,7 @@ async def test_a_wait_in_a_clean_up_says_that_it_takes_real_time(pulse_clock: Pu
 
 
 async def test_a_parent_whose_children_have_ended_is_looked_at_when_nothing_else_is_left(pulse_dsn: str) -> None:
-    """Its rows had been locked for a moment when its last child ended: `crash_points` said that nothing brings what it waits for."""
+    """Its row was locked for a moment when its last child ended: `crash_points` said that nothing brings what it waits for."""
 
     @handlers.job
     async def packed() -> None: ...

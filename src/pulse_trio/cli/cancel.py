@@ -25,7 +25,9 @@ UNKNOWN = 2
 @click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", metavar="TEXT", help="The reason, for the handler, the job and the ledger.")
 @click.option("--wait", is_flag=True, help="Return when the handlers of running jobs have ended.")
-@click.option("--now", is_flag=True, help="Durable jobs that do not run end at once, without their clean-up; so does what they have started.")
+@click.option(
+    "--now", is_flag=True, help="Durable jobs that do not run, and what they have started, end without their clean-up."
+)
 @actor_option
 @schema_option
 @dsn_option
@@ -42,7 +44,8 @@ def cancel_jobs(
     """Cancel jobs: waiting jobs at once, running jobs by cancelling their handlers.
 
     A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs, if its history has a
-    line (a step, an event, an end of a sleep or of a block; children alone are none); --now ends it without, and what it has started, too.
+    line (a step, an event, an end of a sleep or of a block; children alone are none); --now ends it without, and with it
+    what it has started.
     Prints each job's state: cancelled, or running while its handler has not ended. A finished job stays unchanged. If one
     of several jobs does not exist, the others are cancelled, and the exit code is 2.
     """

@@ -54,6 +54,10 @@ def describe(error: PulseTrioError) -> str:
 
 
 def _advice(message: str) -> str:
+    if "database system is" in message or "terminating connection" in message:
+        return "PostgreSQL restarts or stops: try again when it accepts connections."
+    if "too many" in message:
+        return "All of its connections are taken: see max_connections, and the connection limits of the role and the database."
     if "FATAL:" in message:
         return "Check the user, the password and the database in the address."
     return "Is PostgreSQL running there, and is the address right?"

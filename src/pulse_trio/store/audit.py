@@ -23,8 +23,8 @@ T = TypeVar("T")
 ACTS = frozenset(
     {
         "cancel_jobs", "cancel_jobs_now", "complete_jobs", "delete_jobs", "limit_queue", "note_enqueue", "note_event",
-        "pause_kind", "pause_queue", "release_jobs", "resume_kind", "resume_queue", "retry_job", "retry_job_afresh", "schedule_pause",
-        "schedule_put", "schedule_remove", "set_retention",
+        "pause_kind", "pause_queue", "release_jobs", "resume_kind", "resume_queue", "retry_job",
+        "retry_job_afresh", "schedule_pause", "schedule_put", "schedule_remove", "set_retention",
     }
 )  # fmt: skip
 """The statements of which the database writes a line."""

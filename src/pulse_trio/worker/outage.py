@@ -5,15 +5,20 @@ reports when the database is back. Also how rarely a loop repeats slow work.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from ..errors import DatabaseUnavailable
 from ..observe import DatabaseFound, DatabaseLost
 from ..postgres import reconnect_delay
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ..observe import Observer
+
+T = TypeVar("T")
 
 
 class Outage:
@@ -46,6 +51,21 @@ class Outage:
         self._failures = 0
         self._observer.emit(DatabaseFound(self._loop))
         return True
+
+
+async def once_it_is_there(act: Callable[[], Awaitable[T]], patience: float) -> T:
+    """The answer of `act`, which is called again if the connection breaks in it, as when PostgreSQL restarts, for `patience`
+    seconds. Raises what it raised last."""
+    deadline, failures = trio.current_time() + patience, 0
+    while True:
+        try:
+            return await act()
+        except DatabaseUnavailable:
+            pause = reconnect_delay(failures, cap=1.0)
+            if trio.current_time() + pause >= deadline:
+                raise
+        failures += 1
+        await trio.sleep(pause)
 
 
 COST_SHARE = 20

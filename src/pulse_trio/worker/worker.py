@@ -36,6 +36,7 @@ from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_half_open, 
 from .metrics.figures import Figures
 from .metrics.of_worker import LostLeases, WorkerMetrics
 from .metrics.sampler import Sampler
+from .outage import once_it_is_there
 from .plan import Plan
 from .processes.launch import launch_of
 from .processes.orders import obey
@@ -228,7 +229,7 @@ class Worker:
 
     async def _run(self, task_status: trio.TaskStatus[Worker]) -> WorkerReport:
         try:
-            session = await self._register()
+            session = await once_it_is_there(self._register, self.settings.connect_timeout)
             store = self._store if self._metrics is None else self._metrics.store
             parts = self._parts = build(self._handlers, store, self._declarations, self._plan, self._stops, self._hooks)
             if self._metrics is not None:

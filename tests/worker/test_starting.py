@@ -1,0 +1,47 @@
+"""A worker begins while its database restarts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from support.stage import Stage
+
+
+@pytest.mark.parametrize("operation", ["check_schema", "open_session"])
+async def test_a_connection_that_breaks_at_the_start_is_made_again(stage: Stage, operation: str) -> None:
+    """The server was there when the worker connected, and gone a moment later: the worker ended."""
+    broken: list[float] = []
+
+    async def breaks() -> None:
+        if len(broken) < 3:
+            broken.append(trio.current_time())
+            raise DatabaseUnavailable("server closed the connection unexpectedly")
+
+    @stage.handlers.job
+    async def work() -> int:
+        return 1
+
+    job = stage.database.jobs[stage.enqueue("work")]
+    stage.store.trouble[operation] = breaks
+    async with stage.working():
+        await trio.sleep(20)
+    assert len(broken) == 3
+    assert job.result == "1"
+
+
+async def test_a_database_that_stays_away_ends_the_worker_in_time(stage: Stage) -> None:
+    async def away() -> None:
+        raise DatabaseUnavailable("server closed the connection unexpectedly")
+
+    stage.store.trouble["check_schema"] = away
+    began = trio.current_time()
+    with pytest.RaisesGroup(DatabaseUnavailable, allow_unwrapped=True, flatten_subgroups=True):
+        async with stage.working(connect_timeout=12):
+            await trio.sleep(60)
+    assert trio.current_time() - began <= 12
