@@ -317,7 +317,12 @@ async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retrie
     both = await command("jobs", "retry", str(root), str(owing), "--dry-run")
     assert said not in both.stderr
     assert f"job {owing} was cancelled and its clean-up did not end: a retry does the rest of it" in both.stderr
-    assert said not in (await command("jobs", "delete", str(root), "--dry-run")).stderr
+    deletion = await command("jobs", "delete", str(root), "--dry-run")
+    assert said not in deletion.stderr
+    lost = f"job {owing} owes its clean-up, which nobody can do any more when it is deleted: see pulse-trio jobs retry"
+    assert lost in deletion.stderr
+    told = await command("jobs", "delete", str(root), "--dry-run", "--json")
+    assert json.loads(told.stdout)["owe_clean_up"] == [owing]
 
     assert (await command("jobs", "retry", str(owing))).stdout == f"{owing} available\n"
     lines = (await command("jobs", "tree", str(root))).stdout.splitlines()

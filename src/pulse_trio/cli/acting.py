@@ -15,7 +15,17 @@ from .database import open_store
 from .filters import described, filter_of
 from .output import notice, print_json
 from .rehearsing import rehearse_deletion, rehearse_retry
-from .roots import anew, on_trees, said_of_anew, said_of_members, said_of_unfinished, settled_roots, unfinished
+from .roots import (
+    anew,
+    on_trees,
+    owing_below,
+    said_of_anew,
+    said_of_lost,
+    said_of_members,
+    said_of_unfinished,
+    settled_roots,
+    unfinished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,22 +75,25 @@ class Action:
         return UsageError.exit_code if refused else 0, moved
 
     def _owing(self, client: SyncClient, ids: Sequence[int]) -> list[int]:
-        return unfinished(client, ids) if self._verb == "retry" else []
+        return unfinished(client, ids)
 
     def _say_before(self, client: SyncClient, ids: Sequence[int], owing: Sequence[int]) -> bool:
         """Says what the act does to histories and trees. Returns whether it does something to a tree. `owing`: the jobs that
         owe their clean-up."""
-        again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
-        rest: Sequence[int] = () if self._afresh else owing
+        retries = self._verb == "retry"
+        again = anew(client, ids) if retries and not self._afresh else []
+        rest: Sequence[int] = owing if retries and not self._afresh else ()
         roots = settled_roots(client, ids)
         trees = on_trees(roots, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
         if rest:
             notice(said_of_unfinished(rest))
         if again:
             notice(said_of_anew(again))
+        if not retries and (lost := owing_below(client, roots, owing)):
+            notice(said_of_lost(lost))
         if trees is not None:
             notice(trees)
-            if self._verb == "retry" and (left := said_of_members(client, roots, ids)) is not None:
+            if retries and (left := said_of_members(client, roots, ids)) is not None:
                 notice(left)
         return trees is not None
 
@@ -107,8 +120,12 @@ class Action:
                 click.echo(f"{count_of(len(moved), 'job')} would be {self._past}")
         else:
             done = rehearse_deletion(client, ids, state)
+            lost = owing_below(client, settled_roots(client, done.deleted), self._owing(client, done.deleted))
+            if lost:
+                notice(said_of_lost(lost))
             if as_json:
-                print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused})
+                more = {"owe_clean_up": lost} if lost else {}
+                print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused} | more)
             else:
                 click.echo(done)
             refused = done.refused

@@ -79,10 +79,23 @@ def said_of_anew(ids: Sequence[int]) -> str:
     )
 
 
+def owing_below(client: SyncClient, roots: Collection[int], owing: Sequence[int]) -> list[int]:
+    """These jobs that owe their clean-up, and the members of these settled roots that do."""
+    return sorted({*owing, *(client.run(family.owing_members(list(roots))) if roots else ())})
+
+
+def said_of_lost(owing: Sequence[int]) -> str:
+    """That these jobs, which will be deleted, owe their clean-up, in words."""
+    who, it = (
+        (f"job {owing[0]} owes its", "it is") if len(owing) == 1 else (f"jobs {_named(owing)} owe their", "they are")
+    )
+    return f"{who} clean-up, which nobody can do any more when {it} deleted: see pulse-trio jobs retry"
+
+
 def said_of_members(client: SyncClient, roots: Collection[int], ids: Sequence[int]) -> str | None:
     """Which members of the trees of these settled roots owe a clean-up that nobody does when these jobs are retried, in words;
     None if there are none."""
-    left = sorted(set(client.run(family.owing_members(list(roots)))) - set(ids)) if roots else []
+    left = sorted(set(owing_below(client, roots, ())) - set(ids))
     if not left:
         return None
     who, them = (f"job {left[0]} owes its", "it") if len(left) == 1 else (f"jobs {_named(left)} owe their", "them")
