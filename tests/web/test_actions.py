@@ -9,7 +9,7 @@ import pytest
 
 from pulse_trio.client import request_by_name
 from pulse_trio.lines import Kind
-from pulse_trio.store import queues, schedules
+from pulse_trio.store import queues, schedules, stacks
 from pulse_trio.timing import Timing
 from pulse_trio.web import User
 from pulse_trio.web.actions import ROUTES, bulk
@@ -132,6 +132,21 @@ async def test_arguments_that_are_encrypted_for_one_job_are_not_enqueued_again(
     free = window.enqueue(args={"$codec": "k", "data": "x", "bound": False})
     assert "encrypted for that job alone" in await told(site, await post(site, f"/actions/jobs/{bound}/enqueue-again"))
     assert "is enqueued" in await told(site, await post(site, f"/actions/jobs/{free}/enqueue-again"))
+
+
+async def test_a_worker_that_does_not_answer_is_no_mistake_of_ours(
+    site: httpx.AsyncClient, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "POLL", 0.01)
+    job_id = window.enqueue()
+    window.run(
+        "UPDATE job SET state = 2, attempt = 1, locked_by = 7, started_at = now(), lease_until = now() + interval '1 min'"
+        " WHERE id = %s",
+        job_id,
+    )
+    answer = await post(site, f"/actions/jobs/{job_id}/stack")
+    assert answer.status_code == 504
+    assert f"runs job {job_id} and did not answer" in answer.text
 
 
 async def test_only_a_running_job_has_a_stack(site: httpx.AsyncClient, window: Window) -> None:

@@ -18,6 +18,7 @@ from ..errors import (
     UnknownJob,
     UnknownSchedule,
     UsageError,
+    WorkerSilent,
 )
 from .rendering import page, twin, wants_json
 
@@ -50,6 +51,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(404, "Not found", str(error), "")
         case InvalidTransition():
             return Problem(409, "Not possible now", str(error), "")
+        case WorkerSilent():
+            return Problem(504, "No answer", str(error), "See its worker: pulse-trio workers")
         case UsageError():
             return Problem(400, "Not understood", str(error), "")
         case TookTooLong():
@@ -76,5 +79,5 @@ async def answer(request: Request, error: Exception) -> Response:
 
 def add_to(app: Starlette) -> None:
     """Makes the app answer all errors so."""
-    for kind in (HTTPException, UsageError, DatabaseError, Exception):
+    for kind in (HTTPException, UsageError, WorkerSilent, DatabaseError, Exception):
         app.add_exception_handler(kind, answer)

@@ -1,7 +1,7 @@
 """Drawn handlers as people write them, a saga with a compensation each, played with one fault, and what their ledger must say.
 
 A program is JSON: a list of statements. `["step", a]` does `a`, and is undone by the compensation; `["fails", a, then]` is a
-step that always fails, and `then` is what answers it; `["sleep"]`; `["event"]`, which is sent; `["plain", p]`: an await without a
+step that always fails, and `then` is what answers it; `["sleep"]`; `["event"]`, which is sent; `["plain", p]`: an await and no
 durable call; `["scope", how, body, then]`: a deadline that strikes, because its body ends with a wait that lasts longer;
 `["passes", body]`: one that does not; `["children", n, body]`: a durable nursery; `["broken", body, then]`: one whose child
 fails; `["inner", body]`: a function with a compensation of its own.
