@@ -4,7 +4,7 @@ fail again, does the rest."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -471,3 +471,57 @@ async def test_every_crash_point_of_a_body_that_fails_when_it_is_resumed(
         assert run.state != "dead" or str(run.error).startswith("Discard: undone"), (run.point, run.error)
         bank.clear()
         entries.clear()
+
+
+async def nested(job: Job, house: Warehouse) -> None:
+    await job.step(house.charge)
+    try:
+        house.fails_once(job)
+        try:
+            await job.step(house.ship)
+        except BaseException:
+            with job.cleanup():
+                await job.step(house.note)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+    except Exception as error:
+        with job.cleanup():
+            await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+        raise Discard("undone") from error
+
+
+async def stacked(job: Job, house: Warehouse) -> None:
+    async def undone_by(undo: Callable[[], Awaitable[None]], error: object) -> None:
+        if error is not None:
+            with job.cleanup():
+                await undo()
+
+    try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(lambda *error: undone_by(partial(house.undo, job), error[1]))
+            await job.step(house.charge)
+            house.fails_once(job)
+            stack.push_async_exit(lambda *error: undone_by(partial(job.step, house.note), error[1]))
+            await job.step(house.ship)
+    except Exception as error:
+        raise Discard("undone") from error
+
+
+@pytest.mark.parametrize("shape", [nested, stacked])
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_level_that_the_attempt_before_had_not_come_to_undoes_nothing(
+    trees: Trees, place: str, shape: Callable[[Job, Warehouse], Awaitable[None]]
+) -> None:
+    """`FailedBefore` comes in the next durable call, which stands one `try` deeper: its compensation has no line there. The job
+    was dead with a mismatch, and the rest undone by nobody."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await shape(job, house)
+
+    found = await end(trees, trees.enqueue("order"))
+    assert (found["state"], str(found["error"]).partition("\n")[0]) == ("dead", "Discard: undone")
+    assert house.book[0] == "charged"
+    assert "shipped" not in house.book
+    assert "noted" not in house.book or place == "in the first"
+    assert list(dict.fromkeys(house.book[1:])) == ["called back", "refunded"] or place == "in the first"

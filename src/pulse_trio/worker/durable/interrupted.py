@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .calls import Call
     from .durable import Durable
 
+_LEVELS = 32
+"""Of compensations around each other."""
 _TEXT = 200
 """Characters of its headline that are remembered."""
 _OURS = f"{__name__.partition('.')[0]}."
@@ -55,10 +57,30 @@ class Interrupted(Exception):
 def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception:
     """These calls of tasks do not fit the history. Returns what they raise."""
     error = plain_failure(durable, calls)
+    failure = None if error is None else _failed_of(error)
+    if error is not None and failure is None:
+        return durable.fail(Interrupted(error, mismatch))
     # `FailedBefore` comes in each attempt.
-    if error is None or _failed_of(error) is not None:
-        return durable.fail(mismatch)
-    return durable.fail(Interrupted(error, mismatch))
+    return (None if failure is None else _undoes_more(durable, failure, calls)) or durable.fail(mismatch)
+
+
+def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
+    """`FailedBefore` came in the first durable call after the plain code that had failed, and that may stand one `try` deeper
+    than this. The compensation of that level was not begun in the attempt before, as nothing was that it would undo: its step
+    fails of the same, without a number, and the level above does what has lines. None where this is another case."""
+    task, waits = trio.lowlevel.current_task(), durable.history.replay.unopened.waits
+    call = calls.get(task)
+    if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step" or not waits.failed_at:
+        return None
+    cleans_up = not durable.failures.clean_ups.isdisjoint(scopes_around(task))
+    if durable.quiet.others_run() or not cleans_up or waits.deeper == _LEVELS:
+        return None
+    waits.deeper += 1
+    durable.keys.take_back(call.key)
+    return FailedBefore(
+        f"an attempt before failed ({failure}), and did not come to {call} to undo that: so this fails of it, too",
+        failure,
+    )
 
 
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:

@@ -135,6 +135,11 @@ class Keys:
             self.replay.unopened.skips(self._count, number)
         self._count = max(self._count, number)
 
+    def take_back(self, key: str) -> None:
+        """The main task's call with this key, which began last, was none: the next one has its number."""
+        self._count -= 1
+        self._used.discard(key)
+
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
         """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""
         in_main = self.in_main
