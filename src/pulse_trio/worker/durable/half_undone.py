@@ -8,6 +8,7 @@ compensation has lines is replayed. `UNDONE` and `UNDONE_BY` say what is known o
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,7 @@ from ...describing import leaves_of
 from ...errors import FailedBefore, ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from .afresh import gives_up, is_asked_by
+from .calls import Call
 from .failures import reasons_of
 from .interrupted import ALL, UNDONE, UNDONE_BY, plain_failure
 from .mismatches import failed_no_more, mismatch
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...lines import Line
-    from .calls import Call
     from .durable import Durable
     from .under_way import UnderWay
 
@@ -84,6 +85,30 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
         durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
     await trio.lowlevel.checkpoint()
     raise _failed_before(mark.name or "it", call)
+
+
+def check_scope(durable: Durable, key: str | None, what: str) -> None:
+    """The same for a remembered scope that is about to be entered, whose `with` fails: the attempt before had not come to it,
+    so the compensation had its number."""
+    replay = durable.history.replay
+    waits = replay.unopened.waits
+    call = Call("scope", key or f"{durable.keys.count + 1}:scope")
+    call.handles = sys.exception()
+    if not waits.marks or call.key in replay.moments or not durable.keys.in_main or durable.quiet.others_run():
+        return
+    mark = _next_failure(durable)
+    if (
+        mark is None
+        or mark.line in waits.numbers
+        or durable.running.cancel_reason is not None
+        or durable.cancelling.noted
+    ):
+        return
+    place = _place_of(durable, mark)
+    if waits.failed_at == place or plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
+        return
+    waits.failed_at = place
+    raise _failed_before(mark.name or "it", what)
 
 
 def fail_instead(durable: Durable) -> bool:

@@ -11,6 +11,7 @@ from ...text import spelled
 from .beginning import check_place, refusal
 from .calls import Call
 from .changed import check_waits
+from .half_undone import check_scope
 from .scopes import Scope, innermost
 from .unopened import OUTERMOST
 from .unremembered import Unremembered
@@ -65,6 +66,8 @@ class OpenScope:
         if durable.cancelling.comes_before_a_call():
             return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
         durable.cancelling.clean_up_begins()
+        if durable.history.replay.unopened.waits.marks:
+            check_scope(durable, self._key, self._what)
         name = durable.keys.next("scope", self._key, self._what)
         if durable.history.replay.unopened.suspects:
             # Before its own moment is remembered under the number of the wait that it is in the place of.
