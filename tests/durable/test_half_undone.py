@@ -15,6 +15,7 @@ from pulse_trio import Discard, FailedBefore, Handlers, Job, RetryAfter, SyncCli
 from pulse_trio.testing import crash_points
 
 if TYPE_CHECKING:
+    from pulse_trio.handlers import Handler
     from support.trees import Trees
 
 PLACES = ["in the first", "between", "in the second", "behind"]
@@ -525,3 +526,50 @@ async def test_a_level_that_the_attempt_before_had_not_come_to_undoes_nothing(
     assert "shipped" not in house.book
     assert "noted" not in house.book or place == "in the first"
     assert list(dict.fromkeys(house.book[1:])) == ["called back", "refunded"] or place == "in the first"
+
+
+async def a_scope_next(job: Job, house: Warehouse, pack: object) -> None:
+    house.fails_once(job)
+    with job.move_on_after(600):
+        await job.step(house.ship)
+
+
+async def a_failing_scope_next(job: Job, house: Warehouse, pack: object) -> None:
+    house.fails_once(job)
+    with job.fail_after(600):
+        async with job.durable_nursery():
+            await job.step(house.ship)
+
+
+async def in_a_body(job: Job, house: Warehouse, pack: Handler[..., None]) -> None:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(pack)
+        house.fails_once(job)
+        await job.step(house.ship)
+
+
+@pytest.mark.parametrize("shape", [a_scope_next, a_failing_scope_next, in_a_body])
+@pytest.mark.parametrize("place", PLACES)
+async def test_what_stands_where_plain_code_failed_has_no_number(
+    trees: Trees, place: str, shape: Callable[[Job, Warehouse, Handler[..., None]], Awaitable[None]]
+) -> None:
+    """A scope took the number of the compensation's first step, a step in a block's body stood before the block's line: the job
+    was dead with a mismatch, and the rest undone by nobody."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job
+    async def pack() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(house.charge)
+        try:
+            await shape(job, house, pack)
+        except Exception as error:
+            with job.cleanup():
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise Discard("undone") from error
+
+    found = await end(trees, trees.enqueue("order"))
+    assert (found["state"], str(found["error"]).partition("\n")[0]) == ("dead", "Discard: undone")
+    assert list(dict.fromkeys(house.book)) == ["charged", "called back", "refunded"]

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import trio
 
 from ...describing import leaves_of
@@ -21,6 +22,7 @@ from .afresh import gives_up, is_asked_by
 from .calls import Call
 from .failures import reasons_of
 from .interrupted import ALL, UNDONE, UNDONE_BY, plain_failure
+from .keys import block_number
 from .mismatches import failed_no_more, mismatch
 from .under_way import END
 
@@ -67,6 +69,9 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     if call is not None and plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
         return
     alone = not durable.quiet.others_run()
+    if call is not None and alone and _is_in_failed_body(durable) and not history.replay.fits(call):
+        await trio.lowlevel.checkpoint()
+        raise failed_before(durable, str(call))
     mark = _next_failure(durable) if call is None else _failure_before(durable, alone=alone)
     place = END if mark is None else _place_of(durable, mark)
     # Alone, nothing of another task fails any more: what is done now would be done after all.
@@ -85,6 +90,18 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
         durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
     await trio.lowlevel.checkpoint()
     raise _failed_before(mark.name or "it", call)
+
+
+def _is_in_failed_body(durable: Durable) -> bool:
+    """Whether the main task is in the body of a block whose end is the next line, and which had failed of its body's plain code
+    alone: nothing came after that in the body."""
+    line = durable.history.replay.next_line
+    if line is None or line.kind is not Kind.BLOCK_FAILED or not durable.keys.in_main:
+        return False
+    said = msgspec.json.decode(line.value or "{}")
+    number = block_number(line.key, durable.history.replay.moments)
+    is_open = any(block.number == number and not block.left_behind and not block.closing for block in durable.blocks)
+    return is_open and said.get("body") is True and not said.get("failed")
 
 
 def check_scope(durable: Durable, key: str | None, what: str) -> None:
