@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .calls import Call
     from .durable import Durable
 
-_LEVELS = 32
-"""Of compensations around each other."""
 _TEXT = 200
 """Characters of its headline that are remembered."""
 _OURS = f"{__name__.partition('.')[0]}."
@@ -73,10 +71,8 @@ def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Ta
     if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step" or not waits.failed_at:
         return None
     cleans_up = not durable.failures.clean_ups.isdisjoint(scopes_around(task))
-    if durable.quiet.others_run() or not cleans_up or waits.deeper == _LEVELS:
+    if durable.quiet.others_run() or not cleans_up or not durable.keys.take_back(call.key):
         return None
-    waits.deeper += 1
-    durable.keys.take_back(call.key)
     return FailedBefore(
         f"an attempt before failed ({failure}), and did not come to {call} to undo that: so this fails of it, too",
         failure,

@@ -30,6 +30,8 @@ R = TypeVar("R")
 LONGEST = 256
 """Bytes of a key in UTF-8."""
 _ENTRY = "{} is entered"
+_LEVELS = 32
+"""Of clean-ups around each other, which fail one after the other."""
 _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended", "{} late")}
 """What else the history has under names that are made from the key of a call."""
 OURS = re.compile(r"\d+:[a-z]+")
@@ -58,7 +60,7 @@ class _Made(NamedTuple):
 class Keys:
     """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_delivering", "_main", "_running", "_unawaited", "_used", "beyond", "replay")
+    __slots__ = ("_count", "_delivering", "_main", "_running", "_taken_back", "_unawaited", "_used", "beyond", "replay")
 
     def __init__(self, running: RunningJob, delivering: Delivering) -> None:
         self._running = running
@@ -66,6 +68,7 @@ class Keys:
         self._main = running.task
         """The task that runs the handler."""
         self._count = 0
+        self._taken_back = 0
         self.beyond = False
         """Whether the main task has begun a call that no attempt before has ended: what they remembered of scopes after it they
         remembered while they unwound."""
@@ -135,10 +138,15 @@ class Keys:
             self.replay.unopened.skips(self._count, number)
         self._count = max(self._count, number)
 
-    def take_back(self, key: str) -> None:
-        """The main task's call with this key, which began last, was none: the next one has its number."""
+    def take_back(self, key: str) -> bool:
+        """The main task's call with this key, which began last, was none: the next one has its number. Returns whether that may
+        be: a handler that calls it again and again does not come on."""
+        self._taken_back += 1
+        if self._taken_back > _LEVELS:
+            return False
         self._count -= 1
         self._used.discard(key)
+        return True
 
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
         """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""

@@ -38,7 +38,6 @@ class UnderWay:
     __slots__ = (
         "_left",
         "beside",
-        "deeper",
         "events",
         "failed_at",
         "failed_body",
@@ -69,9 +68,6 @@ class UnderWay:
         """Before which line a call of this attempt has failed in the place of that, last; `END`: behind all."""
         self.failed_body = False
         """Whether the body of a block has."""
-        self.deeper = 0
-        """How many calls of compensations have failed so that the attempt before had not come to, because it failed outside of
-        their `try`."""
         self.undoes: tuple[int, int] | None = None
         """The id of that of this attempt, and the number of the moment that says so."""
         self.beside = False
