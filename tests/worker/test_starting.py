@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 import trio
 
@@ -45,3 +46,17 @@ async def test_a_database_that_stays_away_ends_the_worker_in_time(stage: Stage) 
         async with stage.working(connect_timeout=12):
             await trio.sleep(60)
     assert trio.current_time() - began <= 12
+
+
+async def test_what_the_database_answers_is_not_asked_again(stage: Stage) -> None:
+    asked: list[int] = []
+
+    async def deadlock() -> None:
+        asked.append(1)
+        raise DatabaseUnavailable("deadlock detected") from psycopg.errors.DeadlockDetected()
+
+    stage.store.trouble["open_session"] = deadlock
+    with pytest.RaisesGroup(DatabaseUnavailable, allow_unwrapped=True, flatten_subgroups=True):
+        async with stage.working(connect_timeout=12):
+            await trio.sleep(60)
+    assert len(asked) == 1

@@ -60,12 +60,21 @@ async def once_it_is_there(act: Callable[[], Awaitable[T]], patience: float) -> 
     while True:
         try:
             return await act()
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
             pause = reconnect_delay(failures, cap=1.0)
-            if trio.current_time() + pause >= deadline:
+            if trio.current_time() + pause >= deadline or not _is_away(error):
                 raise
         failures += 1
         await trio.sleep(pause)
+
+
+def _is_away(error: DatabaseUnavailable) -> bool:
+    """Whether the connection broke, or the server restarts: an answer of its own, a deadlock say, has another SQLSTATE."""
+    cause = error.__cause__
+    if cause is None:
+        return True
+    state = getattr(cause, "sqlstate", "")
+    return state is None or state.startswith(("08", "57P"))
 
 
 COST_SHARE = 20
