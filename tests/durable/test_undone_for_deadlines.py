@@ -14,6 +14,28 @@ from pulse_trio import ChildFailed, Discard, Job, StepFailed
 if TYPE_CHECKING:
     from support.trees import Trees
 
+
+class Bank:
+    """Its first refund does not work: the worker is `lost` in it, or it fails."""
+
+    def __init__(self, trees: Trees, *, lost: bool) -> None:
+        self.book: list[str] = []
+        self._trees = trees
+        self._lost = lost
+
+    async def charge(self) -> None:
+        self.book.append("charged")
+
+    async def refund(self, job: Job) -> None:
+        self.book.append("refund")
+        if self.book.count("refund") == 1:
+            if not self._lost:
+                raise ConnectionError("the bank is down")
+            await self._trees.lose(job.id)
+            await trio.sleep_forever()
+        self.book.append("refunded")
+
+
 Inside = Callable[[Job, Any], Awaitable[None]]
 
 
@@ -46,26 +68,14 @@ async def test_a_refund_that_does_not_work_at_once_is_paid(
     trees: Trees, inside: str, *, suspended: bool, lost: bool
 ) -> None:
     """In most of these the job was dead with a mismatch, and its charge was open for good."""
-    book: list[str] = []
-
-    async def charge() -> None:
-        book.append("charged")
-
-    async def refund(job: Job) -> None:
-        book.append("refund")
-        if book.count("refund") == 1:
-            if not lost:
-                raise ConnectionError("the bank is down")
-            await trees.lose(job.id)
-            await trio.sleep_forever()
-        book.append("refunded")
+    bank = Bank(trees, lost=lost)
 
     @trees.handlers.job(queue="unserved")
     async def pack() -> None: ...
 
     @trees.handlers.job(durable=True, suspend_after=0 if suspended else 60, max_attempts=5)
     async def order(job: Job) -> None:
-        await job.step(charge)
+        await job.step(bank.charge)
         try:
             with job.move_on_after(600 if suspended else 0.3) as patience:
                 await INSIDE[inside](job, pack)
@@ -73,7 +83,7 @@ async def test_a_refund_that_does_not_work_at_once_is_paid(
                 raise Discard("not packed in time")
         except BaseException:
             with job.cleanup():
-                await job.step(refund, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(bank.refund, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     job_id = trees.enqueue("order")
@@ -86,35 +96,23 @@ async def test_a_refund_that_does_not_work_at_once_is_paid(
             trees.again()
             await trees.burst(queues=["default"], log=False)
     found = trees.job(job_id)
-    assert (found["state"], book) == ("dead", ["charged", "refund", "refund", "refunded"])
+    assert (found["state"], bank.book) == ("dead", ["charged", "refund", "refund", "refunded"])
     assert str(found["error"]).startswith("Discard: not packed in time")
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "failed"])
 @pytest.mark.parametrize("ends", ["in its place", "behind it", "of a child"])
 async def test_a_refund_for_an_answered_failure_is_paid(trees: Trees, ends: str, *, lost: bool) -> None:
-    book: list[str] = []
-
-    async def charge() -> None:
-        book.append("charged")
+    bank = Bank(trees, lost=lost)
 
     async def ship() -> None:
         raise OSError("no lorry")
-
-    async def refund(job: Job) -> None:
-        book.append("refund")
-        if book.count("refund") == 1:
-            if not lost:
-                raise ConnectionError("the bank is down")
-            await trees.lose(job.id)
-            await trio.sleep_forever()
-        book.append("refunded")
 
     shipped = trees.handlers.job(max_attempts=1)(ship)
 
     @trees.handlers.job(durable=True, max_attempts=5)
     async def order(job: Job) -> None:
-        await job.step(charge)
+        await job.step(bank.charge)
         try:
             failed = False
             try:
@@ -131,7 +129,7 @@ async def test_a_refund_for_an_answered_failure_is_paid(trees: Trees, ends: str,
                 raise Discard("not shipped")
         except BaseException:
             with job.cleanup():
-                await job.step(refund, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(bank.refund, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     job_id = trees.enqueue("order")
@@ -139,4 +137,4 @@ async def test_a_refund_for_an_answered_failure_is_paid(trees: Trees, ends: str,
         while trees.job(job_id)["finished_at"] is None:
             await trees.burst(log=False, watchdog=5, lease=3, heartbeat=0.3)
             trees.again()
-    assert (trees.job(job_id)["state"], book) == ("dead", ["charged", "refund", "refund", "refunded"])
+    assert (trees.job(job_id)["state"], bank.book) == ("dead", ["charged", "refund", "refund", "refunded"])

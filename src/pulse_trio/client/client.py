@@ -296,7 +296,8 @@ class Client:
         """Cancels a job: a waiting job at once, a running job through its handler; `wait` waits until the handler has ended.
 
         A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs, if its history has a
-        line (children alone are none); with `now` it ends at once, without, and so does what it has started and does not run.
+        line (children alone are none); with `now` it ends at once, without, and so do the jobs that it has started and
+        that do not run.
 
         A finished job stays unchanged; the result has its state. `reason` is text of at most
         1,000 characters for the ledger, `job.cancel_message` and `cancel_reason`. Raises `UnknownJob`, `InvalidArguments`, or

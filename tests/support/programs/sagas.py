@@ -19,7 +19,6 @@ from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from support.trees import Trees
@@ -179,7 +178,8 @@ class Play:
                     await job.step(self.act, job, f"undo {what}")  # noqa: ASYNC102 -- job.cleanup() is the shield
             if job.cancel_reason is None and ends != "same":
                 again = ends == "afresh" and job.attempt < 5
-                raise (RetryAfter(0, afresh=True) if again else Discard("undone")) from error  # noqa: ASYNC104 -- its word
+                word = RetryAfter(0, afresh=True) if again else Discard("undone")
+                raise word from error  # noqa: ASYNC104 -- what a handler raises is its word on the job
             raise
         return undo
 
@@ -345,8 +345,10 @@ def faults_of(saga: Saga, random: Random) -> list[Fault | None]:
     """No fault, and a few drawn ones. Plain code that fails once, and whose compensation does not say that all is over, is left
     out: a job that does not fail again is at odds with its history, as the pages say."""
     found: list[Fault | None] = [None]
-    all_of: Callable[[str], bool] = lambda at: saga.ends != "same" or not at.startswith("plain")  # noqa: E731 -- one use
     may = [
-        Fault(kind, at) for at in places(saga) for kind in FAULTS if kind != "fails" or all_of(at)
-    ]  # fmt: skip
+        Fault(kind, at)
+        for at in places(saga)
+        for kind in FAULTS
+        if kind != "fails" or saga.ends != "same" or not at.startswith("plain")
+    ]
     return found + random.sample(may, min(len(may), 4))

@@ -93,8 +93,8 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
 
 
 def _is_in_failed_body(durable: Durable) -> bool:
-    """Whether the main task is in the body of a block whose end is the next line, and which had failed of its body's plain code
-    alone: nothing came after that in the body."""
+    """Whether the main task is in the body of a block whose end is the next line, and the block failed of plain code in its
+    body, not of a child: the body made no call after that."""
     line = durable.history.replay.next_line
     if line is None or line.kind is not Kind.BLOCK_FAILED or not durable.keys.in_main:
         return False
@@ -105,13 +105,13 @@ def _is_in_failed_body(durable: Durable) -> bool:
 
 
 def check_scope(durable: Durable, key: str | None, what: str) -> None:
-    """The same for a remembered scope that is about to be entered, whose `with` fails: the attempt before had not come to it,
-    so the compensation had its number."""
+    """The same for a remembered scope that is about to be entered, where there are `marks`: its `with` raises. The attempt
+    before did not enter it, so the first call of the compensation had its number."""
     replay = durable.history.replay
     waits = replay.unopened.waits
     call = Call("scope", key or f"{durable.keys.count + 1}:scope")
     call.handles = sys.exception()
-    if not waits.marks or call.key in replay.moments or not durable.keys.in_main or durable.quiet.others_run():
+    if call.key in replay.moments or not durable.keys.in_main or durable.quiet.others_run():
         return
     mark = _next_failure(durable)
     if (

@@ -55,17 +55,19 @@ class Interrupted(Exception):
 def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception:
     """These calls of tasks do not fit the history. Returns what they raise."""
     error = plain_failure(durable, calls)
-    failure = None if error is None else _failed_of(error)
-    if error is not None and failure is None:
+    if error is None:
+        return durable.fail(mismatch)
+    if (failure := _failed_of(error)) is None:
         return durable.fail(Interrupted(error, mismatch))
     # `FailedBefore` comes in each attempt.
-    return (None if failure is None else _undoes_more(durable, failure, calls)) or durable.fail(mismatch)
+    return _undoes_more(durable, failure, calls) or durable.fail(mismatch)
 
 
 def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
-    """`FailedBefore` came in the first durable call after the plain code that had failed, and that may stand one `try` deeper
-    than this. The compensation of that level was not begun in the attempt before, as nothing was that it would undo: its step
-    fails of the same, without a number, and the level above does what has lines. None where this is another case."""
+    """The first durable call after the plain code that had failed raises `FailedBefore`, and may stand one `try` deeper than
+    that code. The attempt before did not begin the compensation of that level, because it had done nothing there. So a step of
+    this compensation raises the same, without a number, and the level above does what has lines. Returns None in all other
+    cases."""
     task, waits = trio.lowlevel.current_task(), durable.history.replay.unopened.waits
     call = calls.get(task)
     if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step" or not waits.failed_at:

@@ -31,7 +31,7 @@ LONGEST = 256
 """Bytes of a key in UTF-8."""
 _ENTRY = "{} is entered"
 _LEVELS = 32
-"""Of clean-ups around each other, which fail one after the other."""
+"""How often at most: clean-ups around each other fail one after the other."""
 _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended", "{} late")}
 """What else the history has under names that are made from the key of a call."""
 OURS = re.compile(r"\d+:[a-z]+")
@@ -139,8 +139,8 @@ class Keys:
         self._count = max(self._count, number)
 
     def take_back(self, key: str) -> bool:
-        """The main task's call with this key, which began last, was none: the next one has its number. Returns whether that may
-        be: a handler that calls it again and again does not come on."""
+        """Frees the number and the key of the main task's last call: the next call has them. Returns False, and frees nothing,
+        after many times: a handler that makes the same call in a loop would never end."""
         self._taken_back += 1
         if self._taken_back > _LEVELS:
             return False
