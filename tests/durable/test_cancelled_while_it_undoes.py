@@ -106,6 +106,37 @@ async def test_it_ends_as_cancelled_at_once_and_a_retry_begins_it_anew(
     assert (trees.job(job_id)["state"], bank.done) == ("completed", ["charge", "refund", "charge", "ship"])
 
 
+async def test_it_owes_what_a_clean_up_did_not_come_to_though_its_handler_ends_with_discard(trees: Trees) -> None:
+    """The inner clean-up has failed, and the job is cancelled in the outer one. It owed nothing, and a retry shipped again."""
+    bank = Bank(trees)
+    bank.refuses, bank.cancels = {"ship", "take the label off"}, {"refund"}
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(bank.act, job, "charge")
+        try:
+            try:
+                await job.step(bank.act, job, "ship")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(bank.act, job, "take the label off")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(bank.act, job, "refund")  # noqa: ASYNC102 -- as above
+            raise Discard("undone") from error  # noqa: ASYNC104 -- its word on the job
+
+    job_id = trees.enqueue("order")
+    for _ in range(2):
+        while trees.job(job_id)["finished_at"] is None:
+            trees.again()
+            await trees.burst(log=False)
+        assert (trees.job(job_id)["state"], bank.done) == ("cancelled", ["charge", "refund"])
+        assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+        bank.refuses.clear()
+        bank.client.retry(job_id)
+
+
 async def test_it_has_compensated_too_if_it_is_cancelled_while_it_waits_for_its_next_attempt(trees: Trees) -> None:
     bank = Bank(trees)
     bank.refuses = {"ship"}

@@ -12,12 +12,13 @@ from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
 from .half_undone import check_undone
-from .interrupted import note_plain_failure
+from .interrupted import note_plain_failure, plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 
 if TYPE_CHECKING:
     from .calls import CallKind
+    from .detours import Given
     from .durable import Durable
 
 REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
@@ -27,8 +28,16 @@ VERSION = "0:version"
 _TRANSACTION = "job.transaction()"
 
 
-async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, what: str) -> Call:
-    """A durable call begins. `name` is that of the function or event, `what` the call as its caller knows it: "job.step".
+async def begin(
+    durable: Durable,
+    kind: CallKind,
+    name: str,
+    key: str | None,
+    what: str,
+    given: Given | None = None,
+) -> Call:
+    """A durable call begins. `name` is that of the function or event, `what` the call as its caller knows it: "job.step", and
+    `given` what a step calls.
 
     Raises:
         UsageError: a second task gave no key.
@@ -37,8 +46,9 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     await _may_begin(durable, what)
     if durable.history.replay.unopened.waits.marks:
         await _check_undone(durable, Call(kind, key or f"{durable.keys.count + 1}:{kind}", name))
-    call = Call(kind, durable.keys.next(kind, key, what), name)
+    call = Call(kind, "", name)
     call.handles = sys.exception()
+    call.key = durable.keys.next(kind, key, what, number_of(durable, call, key, given))
     durable.cancelling.moves(asked=True)
     for scope in durable.scopes:
         scope.call_begins()
@@ -71,6 +81,16 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
     return call
+
+
+def number_of(durable: Durable, call: Call, key: str | None, given: Given | None = None) -> int | None:
+    """The number of a call that begins, has no number yet and perhaps a `key`; None if it is the next one."""
+    if key is not None or not durable.cancelling.noted or not durable.keys.in_main:
+        return None
+    detour = durable.failures.detour
+    if plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
+        detour.begins()
+    return detour.number(durable, call, given)
 
 
 async def begin_transaction(durable: Durable) -> None:

@@ -221,10 +221,10 @@ class Cancelling:
         left to do, after a step of its own; and if it has undone what it did because of a failure that came before."""
         if error is None or _is_a_cancellation(error):
             return True
-        if self._undone is True and all(issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)):
-            return True
         durable = self._durable
         failures = durable.failures
+        if self._undone is True and all(issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)):
+            return not failures.failed_in_a_clean_up(error)
         had_failed = durable.history.replay.over and (
             failures.each_attempt_ends_so(error) or failures.has_undone(error)
         )

@@ -36,7 +36,7 @@ class Digests:
             # Decoded first: the order of the names, and that of a set, may be another in the next attempt.
             given = handler.signature.by_name(args)
             names = msgspec.json.decode(args)
-            found = self._digest(kind, _in_one_order({name: given.get(name) for name in names}))
+            found = self._digest(kind, in_one_order({name: given.get(name) for name in names}))
         self._by_key[key] = found
         return found
 
@@ -53,7 +53,8 @@ class Digests:
         return digest.digest()
 
 
-def _in_one_order(arguments: dict[str, Any]) -> bytes:
+def in_one_order(arguments: dict[str, Any]) -> bytes:
+    """As JSON that is the same in each attempt. Raises what `msgspec` raises for what JSON cannot carry."""
     try:
         return msgspec.json.encode(arguments, enc_hook=fields_of, order="sorted")
     except TypeError:

@@ -392,7 +392,7 @@ class Durable:
 
     def clean_up_failed(self, error: BaseException) -> None:
         """A `job.cleanup()` of the handler ends with this exception."""
-        self.failures.of_clean_up = error
+        self.failures.clean_up_failed(error, undoes=self.cancelling.noted)
 
     def task_failed(self, error: BaseException) -> None:
         """A task of `job.nursery` ends with an exception: the attempt fails of it."""

@@ -31,6 +31,7 @@ from ...describing import leaves_of
 from ...lines import BeyondLimit, Kind, Line
 from ...states import WISHES
 from ...trio_internals import coroutine_of
+from .detours import Detour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -81,6 +82,7 @@ class Failures:
         "_undoing",
         "answered",
         "clean_ups",
+        "detour",
         "instead",
         "of_clean_up",
         "undone",
@@ -93,6 +95,7 @@ class Failures:
         """Those after which the task has gone on: each attempt gets them."""
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
+        self.detour = Detour()
         self.clean_ups = set[trio.CancelScope]()
         """The scopes of all `job.cleanup()`."""
         self.of_clean_up: BaseException | None = None
@@ -118,6 +121,8 @@ class Failures:
     ) -> None:
         """A step of this task is about to raise. `of_job`: what it says of its job. `undoes`: in a clean-up."""
         failure = _Failure(error, trio.lowlevel.current_task(), of_step=True, undoes=undoes)
+        if undoes:
+            self.detour.begins()
         self._open.append(failure)
         self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure, of_job))
 
@@ -137,6 +142,8 @@ class Failures:
         of_step = line.kind is Kind.STEP_FAILED
         failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step, undoes=undoes)
         failure.binds = self.binds(line)
+        if undoes:
+            self.detour.begins()
         self._open.append(failure)
 
     def binds(self, line: Line) -> bool:
@@ -159,6 +166,18 @@ class Failures:
         """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
         `job.cleanup()` has ended well."""
         return self.of_clean_up is None and _comes_from(error, _ids(self.undone))
+
+    def clean_up_failed(self, error: BaseException, *, undoes: bool) -> None:
+        """A `job.cleanup()` of the handler ends with this exception. `undoes`: the job is cancelled."""
+        self.of_clean_up = error
+        if undoes:
+            self.detour.begins()
+
+    def failed_in_a_clean_up(self, error: BaseException) -> bool:
+        """Whether an exception of the handler came from what a `job.cleanup()` has raised: what it did not come to is not
+        done."""
+        failed = self.of_clean_up
+        return failed is not None and not _ids([failed]).isdisjoint(map(id, reasons_of(error)))
 
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that

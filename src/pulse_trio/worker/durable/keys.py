@@ -148,19 +148,21 @@ class Keys:
         self._used.discard(key)
         return True
 
-    def next(self, kind: CallKind, key: str | None, what: str) -> str:
-        """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""
+    def next(self, kind: CallKind, key: str | None, what: str, number: int | None = None) -> str:
+        """The key of a call that begins. `what` is the call as its caller knows it, `number` its number if that is not the next
+        one. Raises `UsageError`."""
         in_main = self.in_main
+        number = self._count + 1 if number is None else number
         if in_main:
             # Calls with a key count too, so that giving one a key renames no other.
-            self._count += 1
+            self._count = max(self._count, number)
         if key is None:
             if not in_main:
                 raise UsageError(
                     f"{what} in a second task of the handler needs key=: which task comes first may differ from attempt to "
                     "attempt."
                 )
-            key = f"{self._count}:{kind}"
+            key = f"{number}:{kind}"
         else:
             check_key("key", key)
         names = (key, *(name.format(key) for name in _DERIVED[kind])) if kind in _DERIVED else (key,)
@@ -173,7 +175,7 @@ class Keys:
         if self.replay is not None:
             unopened, has_line = self.replay.unopened, self.replay.has_line(key)
             if in_main:
-                unopened.begins(self._count, kind, key, has_line=has_line)
+                unopened.begins(number, kind, key, has_line=has_line)
             else:
                 unopened.waits.begins_beside(has_line=has_line)
         return key

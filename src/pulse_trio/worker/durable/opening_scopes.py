@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ...errors import UsageError
 from ...text import spelled
-from .beginning import check_place, refusal
+from .beginning import check_place, number_of, refusal
 from .calls import Call
 from .changed import check_waits
 from .half_undone import check_scope
@@ -68,7 +68,7 @@ class OpenScope:
         durable.cancelling.clean_up_begins()
         if durable.history.replay.unopened.waits.marks:
             check_scope(durable, self._key, self._what)
-        name = durable.keys.next("scope", self._key, self._what)
+        name = durable.keys.next("scope", self._key, self._what, self._number())
         if durable.history.replay.unopened.suspects:
             # Before its own moment is remembered under the number of the wait that it is in the place of.
             call = Call("scope", name)
@@ -81,6 +81,11 @@ class OpenScope:
         durable.quiet.begun.opens(name)
         until = durable.moment(name, self._seconds, innermost(durable) or OUTERMOST)
         return Scope(durable, name, until).opened(too_slow=self._too_slow(name))
+
+    def _number(self) -> int | None:
+        call = Call("scope", "")
+        call.handles = sys.exception()
+        return number_of(self._durable, call, self._key)
 
     def _too_slow(self, key: str) -> str:
         if self._what == "job.move_on_after":

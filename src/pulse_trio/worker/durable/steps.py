@@ -61,7 +61,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
     """See `Job.step`."""
     # An annotation that JSON cannot carry is refused in every attempt, and before the function has an effect.
     known = _known(function)
-    call = await begin(durable, "step", known.name, key, "job.step")
+    call = await begin(durable, "step", known.name, key, "job.step", (function, args))
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
@@ -98,7 +98,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
     _known(function)  # as in `step`
-    call = await begin(durable, "step", name, key, "job.transaction_step")
+    call = await begin(durable, "step", name, key, "job.transaction_step", (function, args))
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)

@@ -1,0 +1,259 @@
+"""A compensation of a cancelled job that fails half-way, in handlers which undo on several levels: the retry makes more calls
+than it did, and each thing is undone once.
+
+The calls have no keys. Counted on, one that the first try did not come to had the number, and the line, of what an outer level
+had undone: it was never done, and the refund was paid twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Job, SyncClient
+from pulse_trio.store import family
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from support.trees import Trees
+
+THINGS = ("label", "book", "charge")
+"""What is undone, in this order."""
+
+
+class World:
+    """What was undone, and what fails: each of `down` once, the one that comes first first."""
+
+    job: Job
+
+    def __init__(self, *down: str) -> None:
+        self.down = list(down)
+        self.undone: list[str] = []
+        self.scope = trio.CancelScope()
+
+    async def undo(self, what: str) -> None:
+        if what in self.down:
+            self.down.remove(what)
+            raise OSError(f"{what} is down")
+        self.undone.append(what)
+
+    async def label(self) -> None:
+        await self.undo("label")
+
+    async def book(self) -> None:
+        await self.undo("book")
+
+    async def charge(self) -> None:
+        await self.undo("charge")
+
+    async def hangs(self, what: str) -> None:
+        if what in self.down:
+            self.down.remove(what)
+            self.scope.cancel()
+            await trio.sleep_forever()
+        self.undone.append(what)
+
+    async def tell(self) -> None:
+        """Of each thing there is the same to tell."""
+        await self.undo("told")
+
+
+async def _levels(world: World, *calls: Callable[[], Awaitable[Any]]) -> None:
+    """The first two are those of an inner level, the last that of an outer one."""
+    job = world.job
+    label, book, charge = calls
+    try:
+        try:
+            await job.wait_for_event("go")
+        except BaseException:
+            with job.cleanup():
+                await label()  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await book()  # noqa: ASYNC102 -- as above
+            raise
+    except BaseException:
+        with job.cleanup():
+            await charge()  # noqa: ASYNC102 -- as above
+        raise
+
+
+async def functions(world: World) -> None:
+    job = world.job
+    await _levels(world, *(partial(job.step, undo) for undo in (world.label, world.book, world.charge)))
+
+
+async def one_function(world: World) -> None:
+    await _levels(world, *(partial(world.job.step, world.undo, what) for what in THINGS))
+
+
+async def partials(world: World) -> None:
+    await _levels(world, *(partial(world.job.step, partial(world.undo, what)) for what in THINGS))
+
+
+async def what_json_cannot_carry(world: World) -> None:
+    async def label(_: object) -> None:
+        await world.label()
+
+    async def book(_: object) -> None:
+        await world.book()
+
+    async def charge(_: object) -> None:
+        await world.charge()
+
+    await _levels(world, *(partial(world.job.step, undo, object()) for undo in (label, book, charge)))
+
+
+async def others_with_keys(world: World) -> None:
+    job = world.job
+    calls = [partial(job.step, world.undo, what, key="c" if what == "charge" else None) for what in THINGS]
+    await _levels(world, *calls)
+
+
+async def in_the_end(world: World) -> None:
+    """One clean-up, with a `finally`."""
+    job = world.job
+    try:
+        await job.wait_for_event("go")
+    finally:
+        with job.cleanup():
+            try:
+                await job.step(world.undo, "label")  # noqa: ASYNC102 -- as above
+                await job.step(world.undo, "book")  # noqa: ASYNC102 -- as above
+            finally:
+                await job.step(world.undo, "charge")  # noqa: ASYNC102 -- as above
+
+
+async def side_by_side(world: World) -> None:
+    """A clean-up for each thing, two of them in one `except`."""
+    job = world.job
+    try:
+        try:
+            await job.wait_for_event("go")
+        except BaseException:
+            with job.cleanup():
+                await job.step(world.undo, "label")  # noqa: ASYNC102 -- as above
+            with job.cleanup():
+                await job.step(world.undo, "book")  # noqa: ASYNC102 -- as above
+            raise
+    finally:
+        with job.cleanup():
+            await job.step(world.undo, "charge")  # noqa: ASYNC102 -- as above
+
+
+async def in_a_stack(world: World) -> None:
+    job = world.job
+
+    async def undo(what: str) -> None:
+        with job.cleanup():
+            await job.step(world.tell)
+            await job.step(world.undo, what)
+
+    async with AsyncExitStack() as stack:
+        for what in reversed(THINGS):
+            stack.push_async_callback(undo, what)
+        await job.wait_for_event("go")
+
+
+async def in_a_loop(world: World) -> None:
+    """Each is tried, whatever has become of the others."""
+    job = world.job
+    try:
+        await job.wait_for_event("go")
+    finally:
+        failed: list[Exception] = []
+        with job.cleanup():
+            for what in THINGS:
+                try:
+                    await job.step(world.tell)  # noqa: ASYNC102 -- as above
+                    await job.step(world.undo, what)  # noqa: ASYNC102 -- as above
+                except Exception as error:
+                    failed.append(error)
+            if failed:
+                raise ExceptionGroup("not all is undone", failed)
+
+
+async def behind_plain_code(world: World) -> None:
+    job = world.job
+
+    async def undo(what: str) -> None:
+        if f"plain {what}" in world.down:
+            world.down.remove(f"plain {what}")
+            raise OSError("no connection")
+        await job.step(world.undo, what)
+
+    await _levels(world, *(partial(undo, what) for what in THINGS))
+
+
+async def cut_short(world: World) -> None:
+    """A step of the inner level takes too long."""
+    job = world.job
+
+    async def undo(what: str) -> None:
+        world.scope = trio.CancelScope()
+        with world.scope:
+            await job.step(world.hangs, what)
+        if world.scope.cancelled_caught:
+            raise trio.TooSlowError
+
+    await _levels(world, *(partial(undo, what) for what in THINGS))
+
+
+TOLD = ("told",) * 3
+SHAPES: dict[Callable[[World], Awaitable[None]], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # What may fail, and what is undone besides.
+    functions: (THINGS, ()),
+    one_function: (THINGS, ()),
+    partials: (THINGS, ()),
+    what_json_cannot_carry: (THINGS, ()),
+    others_with_keys: (THINGS, ()),
+    in_the_end: (THINGS, ()),
+    side_by_side: (THINGS, ()),
+    in_a_stack: (("told", *THINGS), TOLD),
+    in_a_loop: (("told", *THINGS), TOLD),
+    behind_plain_code: (("label", *(f"plain {what}" for what in THINGS)), ()),
+    cut_short: (THINGS, ()),
+}
+
+
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+async def test_what_a_retry_does_of_a_clean_up_that_failed_half_way(
+    trees: Trees, shape: Callable[[World], Awaitable[None]], many: int
+) -> None:
+    """The same handler for each choice of what fails, once, in the first attempt that comes to it."""
+    client = SyncClient(trees.dsn)
+    may_fail, besides = SHAPES[shape]
+    worlds: dict[int, World] = {}
+
+    async def begin() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        worlds[job.id].job = job
+        await job.step(begin)
+        await shape(worlds[job.id])
+
+    downs = {trees.enqueue("order"): down for down in combinations(may_fail, many)}
+    worlds = {job_id: World(*down) for job_id, down in downs.items()}
+    ids = list(downs)
+    await trees.burst(log=False)
+    for job_id in ids:
+        client.cancel(job_id)
+    for _ in range(2 * many + 1):
+        await trees.burst(log=False)
+        for owing in trees.window.do(family.unfinished_clean_ups(ids)):
+            client.retry(owing)
+    expected = sorted([*THINGS, *besides])
+    wrong = {
+        downs[job_id]: (world.undone, trees.job(job_id)["error"])
+        for job_id, world in worlds.items()
+        if sorted(world.undone) != expected or world.down
+    }
+    assert wrong == {}
+    assert {trees.job(job_id)["state"] for job_id in ids} == {"cancelled"}
+    assert trees.window.do(family.unfinished_clean_ups(ids)) == []
