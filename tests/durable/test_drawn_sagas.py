@@ -1,5 +1,5 @@
-"""Drawn sagas, each with one fault: what they did is done or undone in the end, and no unchanged handler is at odds with its
-history.
+"""Drawn sagas, each with a fault or two: what they did is done or undone in the end, and no unchanged handler is at odds with
+its history.
 
 `PULSE_TRIO_SAGAS=200` plays so many programs, `PULSE_TRIO_SAGA_SEED=7-14` those of these seeds.
 """
@@ -29,7 +29,7 @@ async def test_what_a_drawn_saga_did_is_done_or_undone_in_the_end(trees: Trees, 
     random = Random(seed)
     saga = draw(random)
     failed: list[str] = []
-    for number, fault in enumerate(faults_of(saga, random)):
-        wrong = await play(trees, Play(trees, saga, fault, number))
-        failed += [f"{fault}: {one}" for one in wrong]
+    for number, faults in enumerate(faults_of(saga, random)):
+        wrong = await play(trees, Play(trees, saga, faults, number))
+        failed += [f"{faults}: {one}" for one in wrong]
     assert not failed, f"PULSE_TRIO_SAGA_SEED={seed}\n{json.dumps(saga)}\n" + "\n".join(failed)

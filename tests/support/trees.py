@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -76,13 +77,15 @@ class Trees:
         """Makes every waiting job due now."""
         self.window.run("UPDATE job SET run_at = clock_timestamp() WHERE state <> 2")
 
-    def time_passes(self, job_id: int) -> None:
-        """The moments that the job remembers have come: of its sleeps, its waits and its deadlines."""
+    def time_passes(self, job_id: int, seconds: float = math.inf) -> None:
+        """The moments that the job remembers have come: of its sleeps, its waits and its deadlines, if they are not later."""
         self.window.run(
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
-            " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)",
+            " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)"
+            " AND (value #>> '{}')::float8 < extract(epoch FROM now()) + %s",
             job_id,
             [AFRESH, QUIET, BEGUN, UNDONE, UNDONE_BY],
+            seconds,
         )
         self.again()
 

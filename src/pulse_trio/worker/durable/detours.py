@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _MADE = re.compile(r"([1-9][0-9]{0,6}):detour")
 """The keys of the moments that say with their name what the call with this number does."""
-_UNKNOWN = "-"
-"""In the place of the arguments, where JSON cannot carry them."""
 _SIZE = 16
 
 
@@ -66,15 +64,14 @@ class Detour:
             return None
         self._taken = True
         what = f"{call.kind} {call.name}"
-        args = _UNKNOWN if given is None else _digest_of(durable.running.claim.id, *given)
-        number = next((one for one, made in left.items() if made == f"{args} {what}"), None)
-        if number is None:
-            number = next((one for one, made in left.items() if _may_be(made, what, args)), None)
+        if given is not None:
+            what = f"{what} {_digest_of(durable.running.claim.id, *given)}"
+        number = next((one for one, made in left.items() if made == what), None)
         if number is not None:
             del left[number]
             return number
         self._highest = max(self._highest + 1, following)
-        durable.history.moment(f"{self._highest}:detour", float(self._highest), f"{args} {what}")
+        durable.history.moment(f"{self._highest}:detour", float(self._highest), what)
         return self._highest
 
     def _found(self, durable: Durable) -> dict[int, str]:
@@ -92,20 +89,24 @@ class Detour:
 
 def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any]) -> str:
     """What stands for the arguments of a step. It is keyed by the job's id, so that those of two jobs do not look alike."""
-    given = [list(args)]
-    keywords = list[dict[str, Any]]()
+    digest = blake2b(key=str(job_id).encode(), digest_size=_SIZE)
+    for arg in args:
+        _add(digest, arg)
     while isinstance(function, functools.partial):
-        given.append(list(function.args))
-        keywords.append(function.keywords)
+        for arg in function.args:
+            _add(digest, arg)
+        for name, arg in sorted(function.keywords.items()):
+            _add(digest, name)
+            _add(digest, arg)
         function = function.func
+    return digest.hexdigest()
+
+
+def _add(digest: blake2b, arg: object) -> None:
+    """What JSON cannot carry, as the job itself, counts by its type."""
     try:
-        plain = in_one_order({"args": given, "keywords": keywords})
-    except Exception:  # whatever a type of the handler's raises that JSON cannot carry
-        return _UNKNOWN
-    return blake2b(plain, key=str(job_id).encode(), digest_size=_SIZE).hexdigest()
-
-
-def _may_be(made: str, what: str, args: str) -> bool:
-    """Whether a call may be one that was made, as far as one can know."""
-    made_args, _, made_what = made.partition(" ")
-    return made_what == what and _UNKNOWN in (made_args, args)
+        plain = in_one_order({"": arg})
+    except Exception:  # whatever a type of the handler's raises
+        plain = type(arg).__qualname__.encode("utf-8", "surrogatepass")
+    digest.update(len(plain).to_bytes(8, "big"))
+    digest.update(plain)
