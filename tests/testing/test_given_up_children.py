@@ -1,5 +1,5 @@
 """A handler gives up a durable child that is suspended and has a history: the child runs once more, to unwind.
-`crash_points` and a worker on the virtual clock let it."""
+`crash_points`, a worker on the virtual clock and `run_job` let it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 import trio
 
 from pulse_trio import Handlers, Job, open_client
-from pulse_trio.testing import crash_points
+from pulse_trio.testing import crash_points, run_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from trio.testing import MockClock
 
     from pulse_trio.handlers import Handler
     from pulse_trio.testing import PulseClock, PulseWorker
@@ -142,3 +144,84 @@ async def test_a_worker_on_the_virtual_clock_lets_a_given_up_child_unwind(
         assert report.suspended == {}
         assert (await client.job(ref.id)).result == "given up"
     assert done == ["reserved", "released"]
+
+
+@pytest.mark.parametrize("handler", WAYS)
+async def test_run_job_lets_a_given_up_child_unwind(handler: Handler[..., str], autojump_clock: MockClock) -> None:
+    """The child was cancelled while it was suspended, and did not run any more."""
+    run = await run_job(handler, handlers=handlers)
+    assert (run.result, done) == ("given up", ["reserved", "released"])
+    found = next(child for child in run.children if child.kind == "reservation")
+    assert (found.state, found.error) == ("cancelled", "sibling" if handler is given_up_by_sibling else "parent")
+
+
+@handlers.job(durable=True)
+async def waiting(job: Job, how: str) -> None:
+    """It may wait with the same below it."""
+    await job.step(act, f"reserved for {how}")
+    try:
+        if how == "below":
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(waiting, "event")
+        elif how == "event":
+            await job.wait_for_event("paid")
+        elif how == "event in time":
+            await job.wait_for_event("paid", timeout=7200)
+        elif how == "sleep":
+            await job.sleep(7200)
+        else:
+            await trio.sleep_forever()
+    except BaseException:
+        with job.cleanup():
+            await trio.sleep(0.01)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            await job.step(act, f"released for {how}: {job.cancel_reason}")  # noqa: ASYNC102 -- as above
+        raise
+
+
+@handlers.job(durable=True)
+async def patient(job: Job, how: str) -> str:
+    with job.move_on_after(3600) as scope:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(waiting, how)
+    return "given up" if scope.cancelled_caught else "in time"
+
+
+HOW = ("event", "event in time", "sleep", "plain", "below")
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["by a deadline", "with its parent"])
+@pytest.mark.parametrize("how", HOW)
+async def test_a_child_undoes_what_it_did_in_run_job_however_it_waits(
+    how: str, autojump_clock: MockClock, *, cancelled: bool
+) -> None:
+    run = await run_job(patient, how, handlers=handlers, cancel_after=60 if cancelled else None)
+    assert (run.state, run.result) == (("cancelled", None) if cancelled else ("completed", "given up"))
+    below = ["released for event: parent"] if how == "below" else []
+    assert [what for what in done if "released" in what] == [*below, f"released for {how}: parent"]
+    assert [(child.state, child.error) for child in run.children] == [("cancelled", "parent")]
+
+
+async def test_a_child_that_run_job_has_not_begun_ends_at_once(autojump_clock: MockClock) -> None:
+    @handlers.job(name="hasty", durable=True)
+    async def hasty(job: Job) -> None:
+        with trio.CancelScope() as scope:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(waiting, "event")
+                await nursery.flush()
+                scope.cancel()
+        await job.step(act, "gone on")
+
+    run = await run_job(hasty, handlers=handlers)
+    assert (run.state, done) == ("completed", ["gone on"])
+    assert [(child.state, child.error) for child in run.children] == [("cancelled", "parent")]
+
+
+async def test_a_job_that_waits_and_has_done_nothing_ends_at_once_in_run_job(autojump_clock: MockClock) -> None:
+    """It was suspended anew, and cancelled anew, for ever."""
+
+    @handlers.job(name="only waits", durable=True)
+    async def only_waits(job: Job) -> None:
+        await job.wait_for_event("never")
+
+    run = await run_job(only_waits, handlers=handlers, cancel_after=60)
+    assert (run.outcome, run.state, run.error) == ("cancelled", "cancelled", "user")

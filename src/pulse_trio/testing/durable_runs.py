@@ -67,13 +67,15 @@ class Resuming:
         """What it waits for that nothing here brings; "" if nothing."""
 
     async def until_due(self) -> bool:
-        """Lets the suspended job go on as soon as it can. Returns False if it cannot."""
+        """Lets the suspended job go on as soon as it can. Returns False if it cannot, or has ended."""
         tree = self._tree
         while tree.waits is None:
             await tree.changed.wait()
         until = tree.waits.until
         with self._time.waiting(math.inf if until is None else until):
             while not tree.goes_on():
+                if self._job.finished is not None:
+                    return False
                 if not await self._time.passes(tree):
                     self.stuck = tree.waits_for
                     return False
@@ -93,10 +95,12 @@ class Resuming:
     def cancel(self, message: str | None, cause: CancelReason) -> None:
         """Cancels the job, for a person or with the cause that a tree has."""
         tree, job = self._tree, self._job
-        if tree.waits is None:
+        if tree.waits is None or not tree.has_history:
             self._store.database.cancel(job.id, message, cause=cause)
+            if job.finished is not None:
+                job.history.append((job.attempt, job.session, "cancelled"))
         else:
-            # As in the database: a durable job that is not running runs once more.
+            # As in the database: a durable job that is not running runs once more, if it has a history.
             job.cancelling, job.wished, job.cause = True, message, cause
         tree.tell()
 

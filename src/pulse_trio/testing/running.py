@@ -6,7 +6,7 @@ cancellation with its reason, the table of outcomes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
@@ -19,7 +19,6 @@ import trio
 from ..client.requests import request_and_type
 from ..errors import ConfigurationError, HandlerStuck, InvalidArguments, PulseTrioError
 from ..handlers import Handler, Handlers
-from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
 from .blocked import Limit, ending_blocks
 from .durable_runs import Given, Resuming, children_of, encoded_events, steps_of
@@ -31,6 +30,7 @@ from .memory.time_of_tree import JobsTime, TimeOfTree
 from .memory.worker import MemoryWorker
 from .stubs import events_of, kind_of, with_stubs
 from .suspended import suspending_at_once
+from .watched import NOT_CANCELLED, Cancellation, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -49,8 +49,6 @@ WITHOUT_REGISTRY = (
 )
 _ATTEMPTS = 100
 """After so many attempts a child counts as one that never ends."""
-_BEATS = {"lease": 1.0, "heartbeat": 0.1}
-"""Seconds, where the lease is to be lost soon."""
 
 
 async def run_job(
@@ -97,7 +95,7 @@ async def run_job(
     `ResourceFailed`, from the resource's own exception, if a resource cannot be opened: the handler has not begun then.
     """
     asked = _asked(handler, args, kwargs, handlers, children, events)
-    cancellation = _Cancellation(cancel_after, cancel_reason, cancel_message)
+    cancellation = Cancellation(cancel_after, cancel_reason, cancel_message)
     stubs = frozenset(kind_of(child) for child in children or ())
     given = Given(GivenResources(asked[0], resources), stubs, events_of(events))
     run = _OneAttempt(asked, attempt, cancellation, within, given, alone=handlers is None)
@@ -140,50 +138,6 @@ def enqueue_in_memory(database: MemoryDatabase, request: JobRequest, *, offset: 
     return database.jobs[job_id]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cancellation:
-    after: float | None
-    reason: CancelReason
-    message: str | None
-
-    def __post_init__(self) -> None:
-        if self.reason in ("timeout", "deadline"):
-            raise ValueError(
-                f"cancel_reason={self.reason!r}: run_job(handler.options({self.reason}=...)) has that reason."
-            )
-
-    @property
-    def noticed_by(self) -> dict[str, float]:
-        """Settings with which the worker notices it soon: it is a heartbeat that finds the lease lost."""
-        return _BEATS if self.after is not None and self.reason in ("fence-lost", "lease-unproven") else {}
-
-
-_NOT_CANCELLED = _Cancellation(None, "user", None)
-
-
-class _Watch:
-    """The attempt's life, as its worker tells it."""
-
-    def __init__(self) -> None:
-        self.started = trio.Event()
-        self.ended = trio.Event()
-        self.suspended = False
-        self.exception: BaseException | None = None
-
-    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        return {JobStarted: self._starts, JobEnded: self._ends, AttemptFailed: self._fails}
-
-    def _starts(self, _: JobStarted) -> None:
-        self.started.set()
-
-    def _fails(self, event: AttemptFailed) -> None:
-        self.exception = event.exception
-
-    def _ends(self, event: JobEnded) -> None:
-        self.suspended = event.outcome == "suspended"
-        self.ended.set()
-
-
 class _Worker(MemoryWorker):
     """Keeps what the handler reports as its progress: all of it, not the newest value of each second."""
 
@@ -210,7 +164,7 @@ class _OneAttempt:
         self,
         asked: tuple[Handlers, JobRequest],
         attempt: int,
-        cancellation: _Cancellation,
+        cancellation: Cancellation,
         within: float,
         given: Given,
         *,
@@ -226,7 +180,7 @@ class _OneAttempt:
         self._worker: _Worker | None = None
         self._child_failed: Exception | None = None
         """Why a child could not be run, which is not the handler's fault."""
-        self._waits_for = ""
+        self._begun: tuple[Watch, Resuming] | None = None
         self._time = JobsTime(TimeOfTree()) if time is None else time
         self._attempt = attempt
         self._cancellation = cancellation
@@ -254,9 +208,9 @@ class _OneAttempt:
         steps, enqueued = steps_of(tree, self._request.kind, self._handlers.codec), self._given.resources.enqueued
         return replace(run, steps=steps, children=children_of(tree), enqueued=enqueued.requests)
 
-    def _prepared(self, settings: Mapping[str, Any], job_id: int) -> tuple[_Worker, MemoryJob, _Watch]:
+    def _prepared(self, settings: Mapping[str, Any], job_id: int) -> tuple[_Worker, MemoryJob, Watch]:
         self._settings = settings
-        database, watch = MemoryDatabase(), _Watch()
+        database, watch = MemoryDatabase(), Watch()
         database.ids = count(job_id)
         job = enqueue_in_memory(database, self._request, offset=self._time.of_tree.offset)
         # Due at once: this runs the attempt, whatever the job would have waited for.
@@ -278,9 +232,10 @@ class _OneAttempt:
         )
         return worker, job, watch
 
-    async def _live(self, worker: _Worker, job: MemoryJob, watch: _Watch) -> Exception | None:
+    async def _live(self, worker: _Worker, job: MemoryJob, watch: Watch) -> Exception | None:
         failure: Exception | None = None
         resuming = Resuming(worker.memory, job, self._time)
+        self._begun = (watch, resuming)
         async with trio.open_nursery() as nursery:
             worker.memory.tree.nursery = nursery
             nursery.start_soon(self._end_when_it_has, worker, watch, resuming)
@@ -290,7 +245,6 @@ class _OneAttempt:
             except (PulseTrioError, HandlerStuck) as error:
                 failure = error  # raised as itself, outside of the nursery
             nursery.cancel_scope.cancel()
-        self._waits_for = resuming.stuck
         return self._child_failed or failure
 
     async def _play(self, child: MemoryChild) -> None:
@@ -312,15 +266,21 @@ class _OneAttempt:
                 one = _OneAttempt(
                     (self._handlers, child.request),
                     attempt,
-                    _NOT_CANCELLED,
+                    NOT_CANCELLED,
                     self._within,
                     Given(self._given.resources, self._given.stubs),
                     alone=self._is_alone,
                     time=time,
                 )
                 worker, job, watch = one._prepared(self._settings, child.id)
+                child.unwinds = one._unwinds
                 if (failure := await one._live(worker, job, watch)) is not None:
                     raise failure
+                child.unwinds = None
+                if child.cut is not None and job.state not in FINISHED:
+                    # It would run once more, and has no history any more.
+                    child.end(State.CANCELLED, None, job.error, child.cut)
+                    return
                 if one._waits_for or job.state in FINISHED:
                     state = State.SUSPENDED if one._waits_for else job.state
                     child.end(state, job.result, job.error, job.cancel_reason)
@@ -332,13 +292,26 @@ class _OneAttempt:
             if self._worker is not None:
                 self._worker.stop_now()
 
-    def _not_ended(self, watch: _Watch) -> str:
+    @property
+    def _waits_for(self) -> str:
+        return "" if self._begun is None else self._begun[1].stuck
+
+    def _unwinds(self, cause: CancelReason) -> bool:
+        """Cancels the handler. Returns False if it has not begun."""
+        if self._begun is None:
+            return False
+        watch, resuming = self._begun
+        if watch.started.is_set():
+            resuming.cancel(None, cause)
+        return watch.started.is_set()
+
+    def _not_ended(self, watch: Watch) -> str:
         what = "did not end" if watch.started.is_set() else "did not start"
         return (
             f"{self._request.kind} {what} within {self._within:g} s. Does that handler end? (run_job(..., within=...))"
         )
 
-    async def _end_when_it_has(self, worker: MemoryWorker, watch: _Watch, resuming: Resuming) -> None:
+    async def _end_when_it_has(self, worker: MemoryWorker, watch: Watch, resuming: Resuming) -> None:
         await watch.ended.wait()
         while watch.suspended:
             watch.ended = trio.Event()
@@ -347,7 +320,7 @@ class _OneAttempt:
             await watch.ended.wait()
         worker.stop()
 
-    async def _cancel(self, worker: _Worker, watch: _Watch, job: MemoryJob, resuming: Resuming) -> None:
+    async def _cancel(self, worker: _Worker, watch: Watch, job: MemoryJob, resuming: Resuming) -> None:
         how, memory = self._cancellation, worker.memory
         if how.after is None:
             return

@@ -81,9 +81,9 @@ class JobsTime:
             if not for_those_above or tree.goes_on():
                 return True
         if (soonest := time.soonest) == math.inf:
-            if not tree.any_runs:
+            if not running and not tree.any_runs:
                 return False
-            await changed.wait()  # a child gives up before its parent
+            await changed.wait()  # a child gives up before its parent, and while that runs it may cancel it
         elif soonest <= tree.now:
             await changed.wait()  # until it is cancelled
         else:

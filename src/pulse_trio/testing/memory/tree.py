@@ -24,13 +24,14 @@ from .rows import MIDNIGHT
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ...jobs import Claim, JobRequest, Suspended
+    from ...jobs import CancelReason, Claim, JobRequest, Suspended
     from ...store.trees import Cause, Fence, NewChild
     from ...store.waits import Wanted
     from .rows import MemoryJob
     from .store import MemoryStore
 
 _LEVELS = 32
+_TREE = '"tree"'
 
 
 @dataclass
@@ -49,6 +50,8 @@ class MemoryChild:
     """Why its block has cancelled it."""
     over: bool = False
     """Whether its task has ended: it is finished, or suspended for ever."""
+    unwinds: Callable[[CancelReason], bool] | None = None
+    """Cancels its handler, which then ends the child. Returns whether that has begun. None: no attempt of it is played."""
 
     @property
     def request(self) -> JobRequest:
@@ -63,10 +66,13 @@ class MemoryChild:
         if self.lives:
             self.state, self.result, self.error, self.cancel_reason = state, result, error, cancel_reason
 
-    def cancel(self, cause: str) -> None:
-        """Ends it now."""
-        if self.lives:
-            self.state, self.cancel_reason, self.cut = State.CANCELLED, cause, cause
+    def cancel(self, cause: Cause) -> None:
+        """Its handler unwinds, in one more run if it is suspended; where it has not begun, the child ends now."""
+        if not self.lives or self.cut is not None:
+            return
+        self.cut = cause
+        if self.unwinds is None or not self.unwinds(cause):
+            self.state, self.cancel_reason = State.CANCELLED, cause
             self.scope.cancel()
 
 
@@ -141,9 +147,14 @@ class MemoryTree:
 
     # As a worker's store
 
+    @property
+    def has_history(self) -> bool:
+        """Whether its job has one, or children."""
+        return self.job is not None and _TREE in (self.job.options or "")
+
     def _mark(self) -> None:
         job = self.job
-        if job is not None and '"tree"' not in (job.options or ""):
+        if job is not None and not self.has_history:
             options: dict[str, Any] = msgspec.json.decode(job.options or "{}")
             job.options = msgspec.json.encode({**options, "tree": 1}).decode()
 
