@@ -56,6 +56,35 @@ async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, w
     assert [job["id"] for job in twin.json()["jobs"]] == [job_id]
 
 
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("state=nonsense", "nonsense"),
+        ("id=zz", "A job's id is a whole number above 0, not 'zz'."),
+        ("since=xx", "'xx'"),
+        ("before=abc", "not 'abc'"),
+        ("owes_clean_up=maybe", "owes_clean_up is 1 or left out, not 'maybe'."),
+        ("stat=dead", "There is no filter 'stat'. The filters are: id, state"),
+        ("state=dead&state=cancelled", "The filter state is given 2 times"),
+    ],
+)
+async def test_a_program_whose_filter_cannot_be_read_is_refused(
+    site: httpx.AsyncClient, window: Window, query: str, reason: str
+) -> None:
+    """It got 200 and no jobs, or all of them, and took that for its answer. A person reads what is wrong on the page."""
+    window.enqueue("mail", kind="send")
+    page, twin = await site.get(f"/jobs?{query}"), await site.get(f"/api/jobs?{query}")
+    assert (page.status_code, twin.status_code) == (200, 400)
+    assert reason in twin.json()["error"]
+    assert "jobs" not in twin.json()
+
+
+async def test_what_a_program_leaves_empty_is_no_filter(site: httpx.AsyncClient, window: Window) -> None:
+    job_id = window.enqueue("mail", kind="send")
+    twin = await site.get("/api/jobs?state=&owes_clean_up=&queue=mail")
+    assert [job["id"] for job in twin.json()["jobs"]] == [job_id]
+
+
 async def test_the_day_that_a_suspended_job_never_sees_is_shown_nowhere(
     site: httpx.AsyncClient, window: Window
 ) -> None:

@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from ..store.filtering import JobFilter
 
 
+_TICKED = frozenset(("1", "on", "true", "yes"))
+"""What a box that is ticked says, and what programs write for it."""
+
+
 def chosen_of(said: Mapping[str, str]) -> JobFilter:
-    """The filter of these texts; other names are left out. Raises `InvalidArguments` for a moment that cannot be read."""
+    """The filter of these texts; other names are left out. Raises `InvalidArguments` for one that cannot be read."""
     chosen: dict[str, Any] = {name: said[name] for name in FILTERS if name in said}
     for name in ("since", "until"):
         if name in chosen:
@@ -24,6 +28,8 @@ def chosen_of(said: Mapping[str, str]) -> JobFilter:
             except ValueError as error:
                 message = str(error)
                 raise InvalidArguments(f"{message[:1].upper()}{message[1:]}.") from None
-    if "owes_clean_up" in chosen:  # A box that is ticked.
+    if "owes_clean_up" in chosen:
+        if chosen["owes_clean_up"].lower() not in _TICKED:
+            raise InvalidArguments(f"owes_clean_up is 1 or left out, not {chosen['owes_clean_up'][:40]!r}.")
         chosen["owes_clean_up"] = True
     return cast("JobFilter", chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..reading import jobs as reading
+from ..rendering import wants_json
 from . import Page
 
 if TYPE_CHECKING:
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 
 
 async def read(request: Request, site: Site) -> reading.Jobs:
-    """The jobs that the query asks for."""
-    return await reading.read(site.database, request.query_params)
+    """The jobs that the query asks for. A program is refused where a person reads what is wrong with it."""
+    if not wants_json(request):
+        return await reading.read(site.database, request.query_params)
+    reading.check_names(request.query_params.multi_items())
+    return await reading.find(site.database, request.query_params)
 
 
 PAGE = Page("/jobs", "jobs.html", read)

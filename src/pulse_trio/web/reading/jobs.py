@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PAGE = 50
 """Jobs on one page."""
 STATES = tuple(str(state) for state in State)
+_NAMES = ("id", *FILTERS, "before")
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,40 @@ class Jobs:
 
 async def read(database: Database, given: Mapping[str, str]) -> Jobs:
     """One page of the jobs that match the filters of a query string; a filter that cannot be read is its `problem`."""
-    said = {name: text for name in ("id", *FILTERS, "before") if (text := _clean(given.get(name)))}
-    before = said.pop("before", "")
-    queues = [row[0] for row in await database.read(_queues())]
     try:
-        start = _id(before) if before else None
-        if "id" in said:
-            return Jobs(await database.read(history.page([_id(said["id"])])), given=said, queues=queues)
-        found = await database.read(searching.search(chosen_of(said), limit=PAGE, before=start))
+        return await find(database, given)
     except TookTooLong:
         problem = "This search took longer than 2 s and was stopped. Add a state, a queue or an id."
-        return Jobs([], given=said, problem=problem, queues=queues)
     except UsageError as error:
-        return Jobs([], given=said, problem=str(error), queues=queues)
+        problem = str(error)
+    return Jobs([], given=_said(given), problem=problem, queues=await _queues_of(database))
+
+
+async def find(database: Database, given: Mapping[str, str]) -> Jobs:
+    """The same. Raises `UsageError` for a filter that cannot be read, `TookTooLong`."""
+    said = _said(given)
+    before = said.pop("before", "")
+    queues = await _queues_of(database)
+    start = _id(before) if before else None
+    if "id" in said:
+        return Jobs(await database.read(history.page([_id(said["id"])])), given=said, queues=queues)
+    found = await database.read(searching.search(chosen_of(said), limit=PAGE, before=start))
     return Jobs(found.jobs, found.before, found.looked_to, said, None, queues)
+
+
+def check_names(given: Sequence[tuple[str, str]]) -> None:
+    """A program's filters. Raises `UsageError` for one that does not exist, or is given twice: it would find other jobs than
+    it asks for, and take them for its answer."""
+    names = [name for name, _ in given]
+    for name in names:
+        if name not in _NAMES:
+            raise UsageError(f"There is no filter {name[:40]!r}. The filters are: {', '.join(_NAMES)}.")
+        if names.count(name) > 1:
+            raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
+
+
+def _said(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name in _NAMES if (text := _clean(given.get(name)))}
 
 
 def _clean(text: str | None) -> str:
@@ -72,6 +93,10 @@ def _id(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 19 or not 0 < int(text) < 2**63:
         raise UsageError(f"A job's id is a whole number above 0, not {text[:40]!r}.")
     return int(text)
+
+
+async def _queues_of(database: Database) -> list[str]:
+    return [row[0] for row in await database.read(_queues())]
 
 
 def _queues() -> Operation[Sequence[Row]]:
