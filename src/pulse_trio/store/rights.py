@@ -29,8 +29,13 @@ def remedy(refusal: str, schema: str) -> str:
         return ""
     readers: list[RoleKind] = [kind for kind in touching if kind not in writing]
     aside = f" ({_either(readers)} may read it)" if readers else ""
-    ways = " or ".join(f"--{kind} ROLE" for kind in [*writing, *readers])
-    return f" That needs the rights of {_either(writing)}{aside}: as the schema's owner, run: pulse-trio grants {ways}"
+    ways = [f"--{kind} ROLE" for kind in [*writing, *readers]]
+    # Which of them the role has already no refusal says: a waiter reads a column of the table, and no more.
+    other = ", the one that it does not have yet" if len(ways) > 1 else ""
+    return (
+        f" That needs the rights of {_either(writing)}{aside}: as the schema's owner, run: "
+        f"pulse-trio grants {' or '.join(ways)}{other}"
+    )
 
 
 def _named(kind: RoleKind, but: str = "") -> list[str]:
