@@ -7,7 +7,7 @@ had undone: it was never done, and the refund was paid twice.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
 
 if TYPE_CHECKING:
@@ -32,10 +33,27 @@ class World:
 
     job: Job
 
-    def __init__(self, *down: str) -> None:
+    def __init__(self, client: SyncClient | None, *down: str) -> None:
+        self.client = client
         self.down = list(down)
         self.undone: list[str] = []
         self.scope = trio.CancelScope()
+
+    async def waits(self) -> None:
+        """Until it is cancelled: suspended, or in a plain await."""
+        if self.client is None:
+            return await self.job.wait_for_event("go")
+        self.client.cancel(self.job.id)
+        running: Any = self.job._runtime  # pyright: ignore[reportPrivateUsage] -- at once, and not when it has heard of it
+        running.ask(CancelRequest("user", None))
+        await trio.sleep_forever()
+
+    async def connects(self, what: str) -> None:
+        """Plain code in front of a step."""
+        await trio.lowlevel.checkpoint()
+        if f"plain {what}" in self.down:
+            self.down.remove(f"plain {what}")
+            raise OSError("no connection")
 
     async def undo(self, what: str) -> None:
         if what in self.down:
@@ -59,6 +77,8 @@ class World:
             await trio.sleep_forever()
         self.undone.append(what)
 
+    async def alert(self) -> None: ...
+
     async def tell(self) -> None:
         """Of each thing there is the same to tell."""
         await self.undo("told")
@@ -70,7 +90,7 @@ async def _levels(world: World, *calls: Callable[[], Awaitable[Any]]) -> None:
     label, book, charge = calls
     try:
         try:
-            await job.wait_for_event("go")
+            await world.waits()
         except BaseException:
             with job.cleanup():
                 await label()  # noqa: ASYNC102 -- job.cleanup() is the shield
@@ -118,7 +138,7 @@ async def in_the_end(world: World) -> None:
     """One clean-up, with a `finally`."""
     job = world.job
     try:
-        await job.wait_for_event("go")
+        await world.waits()
     finally:
         with job.cleanup():
             try:
@@ -133,7 +153,7 @@ async def side_by_side(world: World) -> None:
     job = world.job
     try:
         try:
-            await job.wait_for_event("go")
+            await world.waits()
         except BaseException:
             with job.cleanup():
                 await job.step(world.undo, "label")  # noqa: ASYNC102 -- as above
@@ -156,14 +176,14 @@ async def in_a_stack(world: World) -> None:
     async with AsyncExitStack() as stack:
         for what in reversed(THINGS):
             stack.push_async_callback(undo, what)
-        await job.wait_for_event("go")
+        await world.waits()
 
 
 async def in_a_loop(world: World) -> None:
     """Each is tried, whatever has become of the others."""
     job = world.job
     try:
-        await job.wait_for_event("go")
+        await world.waits()
     finally:
         failed: list[Exception] = []
         with job.cleanup():
@@ -178,15 +198,88 @@ async def in_a_loop(world: World) -> None:
 
 
 async def behind_plain_code(world: World) -> None:
+    async def undo(what: str) -> None:
+        await world.connects(what)
+        await world.job.step(world.undo, what)
+
+    await _levels(world, *(partial(undo, what) for what in THINGS))
+
+
+async def one_after_the_other(world: World) -> None:
+    """Each in a clean-up of its own, whatever has become of the others."""
+    job = world.job
+    try:
+        await world.waits()
+    finally:
+        failed: list[Exception] = []
+        for what in THINGS:
+            try:
+                with job.cleanup():
+                    await world.connects(what)
+                    await job.step(world.undo, what)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise ExceptionGroup("not all is undone", failed)
+
+
+async def in_one(world: World) -> None:
+    """The same in one clean-up, in which no exception leaves but the last."""
+    job = world.job
+    try:
+        await world.waits()
+    finally:
+        failed: list[Exception] = []
+        with job.cleanup():
+            for what in THINGS:
+                try:
+                    await world.connects(what)
+                    await job.step(world.undo, what)
+                except Exception as error:
+                    failed.append(error)
+        if failed:
+            raise ExceptionGroup("not all is undone", failed)
+
+
+async def logged(world: World) -> None:
+    """The handler goes on with the others, and ends as if nothing had failed."""
+    job = world.job
+    try:
+        await world.waits()
+    finally:
+        for what in THINGS:
+            with suppress(Exception), job.cleanup():  # it would be logged
+                await world.connects(what)
+                await job.step(world.undo, what)
+
+
+async def told(world: World) -> None:
+    """A step tells the staff of an undo that has failed. The retry has nothing to tell."""
+    job = world.job
+    try:
+        await world.waits()
+    finally:
+        with job.cleanup():
+            for what in THINGS:
+                try:
+                    await job.step(world.undo, what)
+                except Exception:
+                    await job.step(world.alert)
+                    raise
+
+
+async def stacked(world: World) -> None:
     job = world.job
 
     async def undo(what: str) -> None:
-        if f"plain {what}" in world.down:
-            world.down.remove(f"plain {what}")
-            raise OSError("no connection")
-        await job.step(world.undo, what)
+        with job.cleanup():
+            await world.connects(what)
+            await job.step(world.undo, what)
 
-    await _levels(world, *(partial(undo, what) for what in THINGS))
+    async with AsyncExitStack() as stack:
+        for what in reversed(THINGS):
+            stack.push_async_callback(undo, what)
+        await world.waits()
 
 
 async def cut_short(world: World) -> None:
@@ -204,6 +297,7 @@ async def cut_short(world: World) -> None:
 
 
 TOLD = ("told",) * 3
+PLAIN = tuple(f"plain {what}" for what in THINGS)
 SHAPES: dict[Callable[[World], Awaitable[None]], tuple[tuple[str, ...], tuple[str, ...]]] = {
     # What may fail, and what is undone besides.
     functions: (THINGS, ()),
@@ -215,15 +309,21 @@ SHAPES: dict[Callable[[World], Awaitable[None]], tuple[tuple[str, ...], tuple[st
     side_by_side: (THINGS, ()),
     in_a_stack: (("told", *THINGS), TOLD),
     in_a_loop: (("told", *THINGS), TOLD),
-    behind_plain_code: (("label", *(f"plain {what}" for what in THINGS)), ()),
+    behind_plain_code: (("label", *PLAIN), ()),
+    one_after_the_other: (("label", *PLAIN), ()),
+    in_one: (("label", *PLAIN), ()),
+    logged: ((*THINGS, *PLAIN[:1]), ()),
+    told: (THINGS, ()),
+    stacked: (("label", *PLAIN), ()),
     cut_short: (THINGS, ()),
 }
 
 
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "in a plain await"])
 @pytest.mark.parametrize("many", [1, 2, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 async def test_what_a_retry_does_of_a_clean_up_that_failed_half_way(
-    trees: Trees, shape: Callable[[World], Awaitable[None]], many: int
+    trees: Trees, shape: Callable[[World], Awaitable[None]], many: int, *, suspended: bool
 ) -> None:
     """The same handler for each choice of what fails, once, in the first attempt that comes to it."""
     client = SyncClient(trees.dsn)
@@ -239,10 +339,10 @@ async def test_what_a_retry_does_of_a_clean_up_that_failed_half_way(
         await shape(worlds[job.id])
 
     downs = {trees.enqueue("order"): down for down in combinations(may_fail, many)}
-    worlds = {job_id: World(*down) for job_id, down in downs.items()}
+    worlds = {job_id: World(None if suspended else client, *down) for job_id, down in downs.items()}
     ids = list(downs)
     await trees.burst(log=False)
-    for job_id in ids:
+    for job_id in ids if suspended else ():
         client.cancel(job_id)
     for _ in range(2 * many + 1):
         await trees.burst(log=False)

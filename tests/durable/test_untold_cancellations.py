@@ -13,7 +13,7 @@ import trio
 from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
-from pulse_trio.worker.durable import once_more
+from pulse_trio.worker.durable import once_more, resuming
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -408,3 +408,40 @@ async def test_an_order_that_is_cancelled_while_it_undoes_its_own_failure_owes_n
     if owed:
         assert await bank.retried(job_id) == ("cancelled", None)
     assert bank.done == ["charge", *[f"refund {number}" for number in range(1, refunds + 1)]]
+
+
+async def test_a_deadline_that_comes_before_the_history_is_read_is_followed_by_the_clean_up(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock on the table, or no connection that is free. The job was cancelled, and owed nothing."""
+    book: list[str] = []
+    reads: list[int] = []
+    read = resuming.history_of
+
+    async def act(what: str) -> None:
+        book.append(what)
+
+    async def history_of(running: Any, parts: Any) -> Any:
+        reads.append(running.claim.attempt)
+        if len(reads) == 1:
+            await trio.sleep_forever()
+        return await read(running, parts)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            await job.wait_for_event("paid")
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order", deadline=1)
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    monkeypatch.setattr(resuming, "history_of", history_of)
+    trees.again()
+    found = await trees.ended(job_id)
+    assert (found["state"], found["cancel_reason"], book) == ("cancelled", "deadline", ["charge", "refund"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []

@@ -13,6 +13,7 @@ from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.afresh import AFRESH
 from pulse_trio.worker.durable.begun import BEGUN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
+from pulse_trio.worker.durable.detours import HALF_WAY
 from pulse_trio.worker.durable.interrupted import UNDONE, UNDONE_BY
 from pulse_trio.worker.durable.quiet import QUIET
 from pulse_trio.worker.durable.under_way import FAILED
@@ -95,11 +96,12 @@ class Trees:
         return row
 
     def lines(self, job_id: int) -> list[tuple[int, str, str]]:
-        """Kind, key and name of each line of its history, in order; without those which say that a clean-up ended well, or
-        whether it was quiet."""
+        """Kind, key and name of each line of its history, in order; without those which say how a clean-up ended, what
+        its calls do, or whether it was quiet."""
         found = self.window.run(
-            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
+            "SELECT kind, key, coalesce(name, '') AS name FROM history"
+            " WHERE job_id = %s AND key <> ALL (%s) AND key !~ '^[0-9]+:does$' ORDER BY line",
             job_id,
-            [AFRESH, BEGUN, COMPENSATED, FAILED, QUIET, UNDONE, UNDONE_BY],
+            [AFRESH, BEGUN, COMPENSATED, FAILED, HALF_WAY, QUIET, UNDONE, UNDONE_BY],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

@@ -5,11 +5,13 @@ A program is JSON: a list of statements. `["step", a]` does `a`, and is undone b
 step that always fails, and `then` is what answers it; `["sleep"]`; `["event"]`, which is sent; `["plain", p]`: an await and no
 durable call; `["scope", how, body, then]`: a deadline that strikes, because its body ends with a wait that lasts longer;
 `["passes", body]`: one that does not; `["children", n, body]`: a durable nursery; `["broken", body, then]`: one whose child
-fails; `["inner", body]`: a function with a compensation of its own.
+fails; `["inner", body]`: a function with a compensation of its own; `["branch", body, own]`: a durable child that is such a
+program itself, beside what the block's body does meanwhile.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -17,6 +19,7 @@ import trio.lowlevel
 
 from pulse_trio import ChildFailed, Discard, InvalidTransition, Job, RetryAfter, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
+from pulse_trio.states import FINISHED, State
 from pulse_trio.store import family
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ def _node(random: Random, names: Any, *, suspends: bool, depth: int) -> Node:
     if suspends:
         kinds += ["sleep", "event"]
     if depth < 2:
-        kinds += ["scope", "scope", "passes", "children", "children", "broken", "inner"]
+        kinds += ["scope", "scope", "passes", "children", "children", "broken", "inner", "branch"]
     kind = random.choice(kinds)
     match kind:
         case "step":
@@ -90,6 +93,10 @@ def _node(random: Random, names: Any, *, suspends: bool, depth: int) -> Node:
             return [kind, [["step", next(names)]] if random.random() < 0.5 else [], _then(random, names)]
         case "inner":
             return [kind, [["step", next(names)], *_body(random, names, suspends=suspends, depth=depth + 1)]]
+        case "branch":
+            inside = _body(random, names, suspends=suspends, depth=depth + 1)
+            own = _body(random, names, suspends=suspends, depth=2) if random.random() < 0.5 else []
+            return [kind, [["step", next(names)], *inside], own]
         case "children":
             return [kind, random.randint(1, 3), _body(random, names, suspends=suspends, depth=2)]
         case _:
@@ -141,6 +148,12 @@ class Play:
             await self._saga(job, saga.body, ends=saga.ends)
             return "done"
 
+        @trees.handlers.job(
+            name=f"branch {number}", durable=True, max_attempts=6, suspend_after=0 if saga.suspends else 60
+        )
+        async def branch(job: Job, body: list[Any]) -> list[str]:
+            return await self._saga(job, body, ends=saga.ends)
+
         @trees.handlers.job(name=f"child {number}")
         async def child() -> None: ...
 
@@ -151,7 +164,8 @@ class Play:
         async def bad() -> None:
             raise OSError("refused")
 
-        self.handler, self._child, self._never, self._bad = handler, child, never, bad
+        self.handler, self._branch = handler, branch
+        self._child, self._never, self._bad = child, never, bad
 
     async def act(self, job: Job, what: str) -> None:
         """Does something, with the faults that are left."""
@@ -169,9 +183,11 @@ class Play:
                 self.gives_up = self.gives_up or (what.startswith("undo") and job.cancel_reason is None)
                 raise Wrong(f"{what} fails once")
             if fault.kind == "cancelled":
-                await trio.to_thread.run_sync(self._client.cancel, job.id)
-                running: Any = job._runtime
-                running.ask(CancelRequest("user", None))
+                root = self._client.job(job.id).root_id or job.id
+                await trio.to_thread.run_sync(self._client.cancel, root)
+                if root == job.id:
+                    running: Any = job._runtime
+                    running.ask(CancelRequest("user", None))
             else:
                 await self._trees.lose(job.id)
                 await trio.sleep_forever()
@@ -217,6 +233,8 @@ class Play:
                         for _ in range(node[1]):
                             nursery.start_soon(self._child)
                         await self._run(job, node[2], undo)
+                case "branch":
+                    await self._branches(job, node, undo)
                 case "inner":
                     undo += await self._saga(job, node[1], ends="same")
                 case "broken":
@@ -234,6 +252,17 @@ class Play:
         else:
             async with job.durable_nursery() as nursery:
                 nursery.start_soon(self._never)
+
+    async def _branches(self, job: Job, node: Node, undo: list[str]) -> None:
+        child: Any = None
+        try:
+            async with job.durable_nursery() as nursery:
+                child = nursery.start_soon(self._branch, node[1])
+                await self._run(job, node[2], undo)
+        finally:
+            # What has not completed has undone what it did.
+            if child is not None and child.state == "completed":
+                undo += child.result
 
     async def _broken(self, job: Job, node: Node, undo: list[str]) -> None:
         failed: Exception | None = None
@@ -298,38 +327,49 @@ class Play:
 
 
 async def play(trees: Trees, play: Play) -> list[str]:
-    """Plays it to its end, and a retry behind that where it owes its clean-up. Returns what is wrong."""
+    """Plays it to its end, and retries behind that where it owes its clean-up. Returns what is wrong."""
     client = SyncClient(trees.dsn)
-    job_id = trees.enqueue(play.handler.kind)
+    root = trees.enqueue(play.handler.kind)
     settings: dict[str, Any] = {"queues": ["default"], "log": False, "watchdog": 5, "lease": 3, "heartbeat": 0.3}
     for _ in range(60):
         await trees.burst(**settings)
-        found = trees.job(job_id)
-        if found["finished_at"] is not None:
-            if not trees.window.do(family.unfinished_clean_ups([job_id])):
+        members = trees.window.run(
+            "SELECT id, state, events FROM jobs LEFT JOIN durable_job ON job_id = id"
+            " WHERE (id = %s OR durable_job.root_id = %s) AND queue = 'default'",
+            root,
+            root,
+        )
+        live = [member for member in members if State(member["state"]) not in FINISHED]
+        if not live:
+            if not _pay_off(trees, client, [member["id"] for member in members]):
                 break
-            try:
-                client.retry(job_id)
-            except InvalidTransition:
-                break
-        elif found["state"] == "suspended":
-            _go_on(trees, client, job_id)
+        elif all(member["state"] == "suspended" for member in live):
+            _go_on(trees, client, live)
         else:
             trees.again()
     else:
-        return [f"it does not end: {found['state']}, attempt {found['attempt']}, {play.book}"]
-    return _judged(play, found)
+        return [f"it does not end: {members}, {play.book}"]
+    return _judged(play, trees.job(root))
 
 
-def _go_on(trees: Trees, client: SyncClient, job_id: int) -> None:
-    """What a suspended job waits for comes: its event, else time."""
-    events = trees.window.run("SELECT events FROM durable_job WHERE job_id = %s", job_id)[0]["events"] or []
-    if "go" in events:
+def _pay_off(trees: Trees, client: SyncClient, ids: list[int]) -> bool:
+    """Retries the jobs that owe their clean-up. Returns whether one goes on."""
+    goes_on = False
+    for owing in trees.window.do(family.unfinished_clean_ups(ids)):
+        with suppress(InvalidTransition):
+            client.retry(owing)
+            goes_on = True
+    return goes_on
+
+
+def _go_on(trees: Trees, client: SyncClient, waiting: list[dict[str, Any]]) -> None:
+    """What the suspended jobs wait for comes: their event, else time."""
+    for_events = [member["id"] for member in waiting if "go" in (member["events"] or [])]
+    for job_id in for_events:
         client.send_event(job_id, "go", None)
-    elif trees.window.run("SELECT FROM job WHERE queue = 'default' AND id <> %s", job_id):
-        trees.again()
-    else:
-        trees.time_passes(job_id, NEVER / 2)
+    if not for_events:
+        for member in waiting:
+            trees.time_passes(member["id"], NEVER / 2)
 
 
 def _judged(play: Play, found: dict[str, Any]) -> list[str]:
@@ -347,7 +387,12 @@ def _judged(play: Play, found: dict[str, Any]) -> list[str]:
     elif not play.gives_up:
         wrong += [f"{what} is not undone" for what, done in last.items() if done]
     first = next((place for place, what in enumerate(book) if what.startswith("undo ")), len(book))
-    if play.saga.ends != "afresh" and (late := [what for what in book[first:] if not what.startswith("undo ")]):
+    one_job = "branch" not in str(play.saga.body)
+    if (
+        one_job
+        and play.saga.ends != "afresh"
+        and (late := [what for what in book[first:] if not what.startswith("undo ")])
+    ):
         wrong.append(f"done after what was undone: {late}")
     return [f"{found['state']}, {book}: {one}" for one in wrong]
 

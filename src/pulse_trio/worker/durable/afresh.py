@@ -51,7 +51,7 @@ async def remember(durable: Durable, error: BaseException) -> None:
         return
     if durable.fatal is not None or not history.replay.over or not history.replay.unopened.is_empty:
         return
-    if (failure := durable.failures.of_clean_up) is not None:
+    if (failure := durable.failures.clean_ups.failed) is not None:
         raise Discard(
             f"the handler asks for RetryAfter(afresh=True), but a job.cleanup() of it has failed ({headline_of(failure)}), so "
             "not all that it did is undone, and its history is kept. Undo the rest by hand, then run it again from the "

@@ -143,7 +143,7 @@ async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     durable.running.plain = False
     if may_have_history(durable.running.claim):
         durable.cancelling.begins()
-        await resume(durable)
+        await _resume(durable)
         _check_version(durable)
         unopened = durable.history.replay.unopened
         unopened.waits.found(durable.history.replay, failures=durable.running.claim.failures)
@@ -157,6 +157,17 @@ async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         durable.failures.forget()
         durable.cancelling.ends()
         durable.suspension.returning.ends()
+
+
+async def _resume(durable: Durable) -> None:
+    """Reads the history. Raises `CleansUpNext` if the deadline came before the database had answered: nobody knows yet what
+    is to be undone, so the job runs once more, as one whose deadline came between two attempts."""
+    try:
+        await resume(durable)
+    except trio.Cancelled as error:
+        if durable.running.cancel_reason == "deadline" and durable.cancelling.resumes:
+            raise CleansUpNext("its history could not be read in time") from error  # noqa: ASYNC104 -- the job goes on
+        raise
 
 
 def _check_version(durable: Durable) -> None:

@@ -12,7 +12,7 @@ from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
 from .half_undone import check_undone
-from .interrupted import note_plain_failure, plain_failure
+from .interrupted import note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 
@@ -50,6 +50,7 @@ async def begin(
     call.handles = sys.exception()
     call.key = durable.keys.next(kind, key, what, number_of(durable, call, key, given))
     durable.cancelling.moves(asked=True)
+    durable.failures.clean_ups.call_begins(durable.running.reason)
     for scope in durable.scopes:
         scope.call_begins()
     if durable.fatal is not None:
@@ -77,6 +78,7 @@ async def begin(
             # Children are started before the next line.
             await durable.history.written()
     await _write_what_it_rests_on(durable, stands)
+    durable.failures.detour.tell(durable.history)
     durable.quiet.begun.begins(call.key, durable.history.replay.latest)
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
@@ -87,10 +89,7 @@ def number_of(durable: Durable, call: Call, key: str | None, given: Given | None
     """The number of a call that begins, has no number yet and perhaps a `key`; None if it is the next one."""
     if key is not None or not durable.cancelling.noted or not durable.keys.in_main:
         return None
-    detour = durable.failures.detour
-    if plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
-        detour.begins()
-    return detour.number(durable, call, given)
+    return durable.failures.detour.number(durable, call, given)
 
 
 async def begin_transaction(durable: Durable) -> None:

@@ -28,6 +28,7 @@ from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .afresh import is_asked_by
 from .beginning import REFUSED
+from .detours import HALF_WAY
 from .interrupted import Interrupted, is_undone
 from .once_more import is_still_to_come, remember_at_the_end, runs_once_more
 from .own_tasks import own_task
@@ -219,24 +220,24 @@ class Cancelling:
     def _ends_well(self, error: BaseException | None) -> bool:
         """Whether a handler that ends so has done its clean-up: if it is cancelled, or has said by `Discard` that nothing is
         left to do, after a step of its own; and if it has undone what it did because of a failure that came before."""
-        if error is None or _is_a_cancellation(error):
-            return True
         durable = self._durable
         failures = durable.failures
-        if self._undone is True and all(issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)):
-            return not failures.failed_in_a_clean_up(error)
-        had_failed = durable.history.replay.over and (
-            failures.each_attempt_ends_so(error) or failures.has_undone(error)
+        if error is None or failures.clean_ups.unanswered:
+            return error is None
+        told = self._undone is True and all(
+            issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)
         )
-        undone = self._undone is not False and failures.of_clean_up is None
-        return undone and (had_failed or is_asked_by(error))
+        if told or _is_a_cancellation(error):
+            return True
+        ends_so = failures.each_attempt_ends_so(error) or failures.has_undone(error)
+        undone = self._undone is not False and failures.clean_ups.failed is None
+        return undone and (is_asked_by(error) or (durable.history.replay.over and ends_so))
 
     async def ended(self, error: BaseException | None = None) -> bool:
         """The handler has ended, with `error` or a value. If its clean-up has ended well, the history says so: only then a
         retry begins the job anew. Any other does the rest of it. Returns whether the job runs once more for that."""
         durable, history = self._durable, self._durable.history
-        reason = durable.running.cancel_reason
-        fatal = durable.fatal
+        reason, fatal = durable.running.cancel_reason, durable.fatal
         if isinstance(fatal, Interrupted):
             # Plain code has failed before the cancellation came, whatever its failure has cancelled.
             error, fatal = fatal.error, None
@@ -258,12 +259,12 @@ class Cancelling:
             await durable.running.children_ended()
             if reason in HELD_BACK and not self.noted and (undone or (error and not _is_a_cancellation(error))):
                 await remember_at_the_end(durable, reason, 0.0)
-        # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
+        # Without a durable call since it no line tells of it. What was called because an undo had failed need not come again.
         if (
             self._failed
             or durable.running.cut
             or not self.noted
-            or not (history.replay.over or undone)
+            or not (history.replay.over or undone or HALF_WAY in history.replay.moments)
             or history.holds(Kind.CANCELLED)
         ):
             return False

@@ -1,9 +1,11 @@
-"""Detours: how calls keep their numbers in the clean-up of a cancelled job that failed half-way, when a retry does the rest.
+"""Detours: how calls keep their numbers in the clean-up of a cancelled job that ended half-way, when a retry does the rest.
 
 The first step of an inner compensation fails, and the outer one pays the refund. In the retry that step succeeds, so the inner
 one makes more calls than it did: if they were only counted, one of them would have the refund's number, and get its line. So
-from such a failure on each numbered call of the main task is remembered with what it does: its function and arguments. A later
-attempt finds the number of a call by these, and gives one that was not made before a number above all others.
+each numbered call of such a clean-up is remembered with what it does: its function and arguments. A retry finds the number of a
+call by these, and gives one that was not made before a number above all others.
+
+Where the worker was lost in the clean-up nothing had failed, and the same calls come in the same order: they are counted.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import trio
-
-from ...trio_internals import scopes_around
 from .digests import in_one_order
 from .keys import highest_number, highest_of
 
@@ -24,11 +23,14 @@ if TYPE_CHECKING:
 
     from .calls import Call
     from .durable import Durable
+    from .history import History
 
     Given = tuple[Callable[..., Any], Sequence[Any]]
     """The function and the arguments of a step."""
 
-_MADE = re.compile(r"([1-9][0-9]{0,6}):detour")
+HALF_WAY = "0:half way"
+"""The key of the moment that says that an attempt has ended with its clean-up, and that it did not end well."""
+_DOES = re.compile(r"([1-9][0-9]{0,6}):does")
 """The keys of the moments that say with their name what the call with this number does."""
 _SIZE = 16
 
@@ -36,51 +38,42 @@ _SIZE = 16
 class Detour:
     """Of one attempt."""
 
-    __slots__ = ("_highest", "_left", "_taken")
+    __slots__ = ("_highest", "_left", "_new")
 
     def __init__(self) -> None:
-        self._taken = False
         self._left: dict[int, str] | None = None
-        """What the calls do that attempts before made on theirs, and this one has not made yet, by their numbers."""
+        """What the calls do that attempts before made in the clean-up, and this one has not made yet, by their numbers."""
         self._highest = 0
+        self._new: tuple[int, str] | None = None
 
-    def begins(self) -> None:
-        """A compensation of the cancelled job has failed, or a call of it: what comes next need not come so in a retry."""
-        self._taken = True
-
-    def cut(self, durable: Durable) -> None:
-        """A call was cut short. If it stood in a clean-up, what comes next need not come so in a retry."""
-        if durable.cancelling.noted and not durable.failures.clean_ups.isdisjoint(
-            scopes_around(trio.lowlevel.current_task())
-        ):
-            self._taken = True
-
-    def number(self, durable: Durable, call: Call, given: Given | None) -> int | None:
-        """The number of the main task's call, which has no key and no number yet; None if it is the next one. `given`: what it
-        calls, if it is a step."""
-        left = self._found(durable)
-        following = durable.keys.count + 1
-        if not self._taken and not (left and following >= min(left)):
-            return None
-        self._taken = True
+    def number(self, durable: Durable, call: Call, given: Given | None) -> int:
+        """The number of the main task's call, which has no key, in the clean-up. `given` is what it calls, if it is a step."""
+        number = durable.keys.count + 1
         what = f"{call.kind} {call.name}"
         if given is not None:
             what = f"{what} {_digest_of(durable.running.claim.id, *given)}"
-        number = next((one for one, made in left.items() if made == what), None)
-        if number is not None:
-            del left[number]
-            return number
-        self._highest = max(self._highest + 1, following)
-        durable.history.moment(f"{self._highest}:detour", float(self._highest), what)
-        return self._highest
+        if HALF_WAY in durable.history.replay.moments:
+            left = self._found(durable)
+            found = next((one for one, does in left.items() if does == what), None)
+            if found is not None:
+                del left[found]
+                return found
+            self._highest = number = max(self._highest + 1, number)
+        self._new = (number, what)
+        return number
+
+    def tell(self, history: History) -> None:
+        """Remembers what the call does whose number was asked for last, behind the cancellation that it was made because of."""
+        if self._new is not None:
+            (number, what), self._new = self._new, None
+            history.moment(f"{number}:does", float(number), what)
 
     def _found(self, durable: Durable) -> dict[int, str]:
         if self._left is None:
             replay = durable.history.replay
-            resumed = replay.resumed
-            lines = () if resumed is None else resumed.lines
-            made = ((_MADE.fullmatch(key), what) for key, what in replay.unopened.within.items())
-            self._left = {int(found[1]): what for found, what in made if found is not None}
+            lines = () if replay.resumed is None else replay.resumed.lines
+            does = ((_DOES.fullmatch(key), what) for key, what in replay.unopened.within.items())
+            self._left = {int(found[1]): what for found, what in does if found is not None}
             self._highest = max(
                 highest_of(line.key for line in lines), highest_number(replay.moments, ()), *self._left, 0
             )

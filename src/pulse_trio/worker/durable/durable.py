@@ -388,11 +388,11 @@ class Durable:
 
     def cleans_up(self, scope: trio.CancelScope) -> None:
         """A `job.cleanup()` of the handler begins, with this scope."""
-        self.failures.clean_ups.add(scope)
+        self.failures.clean_ups.scopes.add(scope)
 
     def clean_up_failed(self, error: BaseException) -> None:
         """A `job.cleanup()` of the handler ends with this exception."""
-        self.failures.clean_up_failed(error, undoes=self.cancelling.noted)
+        self.failures.clean_ups.fails(error)
 
     def task_failed(self, error: BaseException) -> None:
         """A task of `job.nursery` ends with an exception: the attempt fails of it."""

@@ -30,12 +30,13 @@ import trio
 from ...describing import leaves_of
 from ...lines import BeyondLimit, Kind, Line
 from ...states import WISHES
-from ...trio_internals import coroutine_of
+from ...trio_internals import coroutine_of, scopes_around
 from .detours import Detour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
+    from ...jobs import CancelReason
     from .calls import Call
     from .history import History
 
@@ -71,6 +72,40 @@ class _Failure:
         """Whether it has ended a task of the job's own nursery, and so the attempt."""
 
 
+class CleanUps:
+    """The `job.cleanup()` of one attempt: their `scopes`, and what has left them."""
+
+    __slots__ = ("failed", "scopes", "unanswered")
+
+    def __init__(self) -> None:
+        self.scopes = set[trio.CancelScope]()
+        self.failed: BaseException | None = None
+        """What the last one that has failed has raised."""
+        self.unanswered: list[BaseException] = []
+        """What those have raised after which the handler has not gone on with anything but clean-ups: what they did not come to
+        is not undone, though the handler may have logged that, and gone on with the others."""
+
+    @property
+    def around(self) -> bool:
+        """Whether the current task is in one."""
+        return not self.scopes.isdisjoint(scopes_around(trio.lowlevel.current_task()))
+
+    def fails(self, error: BaseException) -> None:
+        """One ends with this exception."""
+        self.failed = error
+        self.unanswered.append(error)
+
+    def call_begins(self, reason: CancelReason | None) -> None:
+        """A durable call begins."""
+        if self.unanswered and reason is None and not self.around:
+            self.unanswered.clear()
+
+    def forget(self) -> None:
+        """The attempt has ended."""
+        self.failed = None
+        self.unanswered.clear()
+
+
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
@@ -84,7 +119,6 @@ class Failures:
         "clean_ups",
         "detour",
         "instead",
-        "of_clean_up",
         "undone",
     )
 
@@ -96,10 +130,7 @@ class Failures:
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
         self.detour = Detour()
-        self.clean_ups = set[trio.CancelScope]()
-        """The scopes of all `job.cleanup()`."""
-        self.of_clean_up: BaseException | None = None
-        """What the last `job.cleanup()` that has failed has raised."""
+        self.clean_ups = CleanUps()
         self.undone: list[Exception] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
         self.instead: dict[Call, Exception] = {}
@@ -121,8 +152,6 @@ class Failures:
     ) -> None:
         """A step of this task is about to raise. `of_job`: what it says of its job. `undoes`: in a clean-up."""
         failure = _Failure(error, trio.lowlevel.current_task(), of_step=True, undoes=undoes)
-        if undoes:
-            self.detour.begins()
         self._open.append(failure)
         self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure, of_job))
 
@@ -142,8 +171,6 @@ class Failures:
         of_step = line.kind is Kind.STEP_FAILED
         failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step, undoes=undoes)
         failure.binds = self.binds(line)
-        if undoes:
-            self.detour.begins()
         self._open.append(failure)
 
     def binds(self, line: Line) -> bool:
@@ -165,19 +192,7 @@ class Failures:
     def has_undone(self, error: BaseException) -> bool:
         """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
         `job.cleanup()` has ended well."""
-        return self.of_clean_up is None and _comes_from(error, _ids(self.undone))
-
-    def clean_up_failed(self, error: BaseException, *, undoes: bool) -> None:
-        """A `job.cleanup()` of the handler ends with this exception. `undoes`: the job is cancelled."""
-        self.of_clean_up = error
-        if undoes:
-            self.detour.begins()
-
-    def failed_in_a_clean_up(self, error: BaseException) -> bool:
-        """Whether an exception of the handler came from what a `job.cleanup()` has raised: what it did not come to is not
-        done."""
-        failed = self.of_clean_up
-        return failed is not None and not _ids([failed]).isdisjoint(map(id, reasons_of(error)))
+        return self.clean_ups.failed is None and _comes_from(error, _ids(self.undone))
 
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
@@ -236,8 +251,8 @@ class Failures:
         failed = [failure for failure in failed if not failure.binds or (steps_alone and failure.undoes)]
         if steps_alone:
             failed = [failure for failure in failed if failure.of_step]
-            if error is not None:
-                failed += self._of(error, self._undoing)
+            for reason in [*self.clean_ups.unanswered, *([] if error is None else [error])]:
+                failed += self._of(reason, self._undoing)
         # The next attempt's body is not cut short for a failure that it has not had.
         lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
         if lines:
@@ -263,7 +278,7 @@ class Failures:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""
         self._open.clear()
         self._taken.clear()
-        self.of_clean_up = None
+        self.clean_ups.forget()
         self.undone.clear()
         self.answered.clear()
         self.instead.clear()

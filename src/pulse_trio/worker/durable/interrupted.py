@@ -15,7 +15,7 @@ import trio
 from ...describing import headline_of, leaves_of, storable
 from ...errors import ChildFailed, FailedBefore, ReplayMismatch
 from ...lines import BeyondLimit, Kind
-from ...trio_internals import failures_in, opened_by, scopes_around
+from ...trio_internals import failures_in, opened_by
 from .afresh import gives_up
 from .failures import reasons_of
 from .under_way import END
@@ -72,7 +72,7 @@ def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Ta
     call = calls.get(task)
     if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step" or not waits.failed_at:
         return None
-    cleans_up = not durable.failures.clean_ups.isdisjoint(scopes_around(task))
+    cleans_up = durable.failures.clean_ups.around
     if durable.quiet.others_run() or not cleans_up or not durable.keys.take_back(call.key):
         return None
     return FailedBefore(
@@ -96,7 +96,7 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     take.)"""
     history, task, failures = durable.history, trio.lowlevel.current_task(), durable.failures
     error, waits = plain_failure(durable, {task: call}), history.replay.unopened.waits
-    cleans_up = not failures.clean_ups.isdisjoint(scopes_around(task))
+    cleans_up = failures.clean_ups.around
     if error is not None and cleans_up and all(one is not error for one in failures.undone):
         failures.undone.append(error)
     if (

@@ -15,6 +15,7 @@ import trio
 
 from ...lines import BeyondLimit, Kind
 from .afresh import gives_up
+from .detours import HALF_WAY
 from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
 from .keys import highest_number, highest_of
@@ -57,10 +58,13 @@ async def is_still_to_come(
                 await history.written()
             return False
         await remember_at_the_end(durable, reason or held_back or "user", after)
-    elif history.gone_on < history.latest:
-        # A scope that the clean-up has opened has added the cancellation, and waits for nothing. Written after the outcome, it
-        # would be refused, and a retry go on as if nobody had cancelled (5 of 40 under load).
+    # A scope that the clean-up has opened may have added the cancellation, and waits for nothing. Written after the outcome, it
+    # would be refused, and a retry go on as if nobody had cancelled (5 of 40 under load).
+    half_way = told and HALF_WAY not in history.replay.moments
+    if half_way or history.gone_on < history.latest:
         with suppress(RuntimeError, BeyondLimit):
+            if half_way:
+                history.moment(HALF_WAY, 1.0)
             await history.written()
     return not told
 

@@ -75,6 +75,7 @@ class OpenScope:
             call.handles = sys.exception()
             check_waits(durable, call)
         durable.history.what_came_before()
+        durable.failures.detour.tell(durable.history)
         if durable.keys.in_main and durable.keys.beyond:
             # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
             durable.history.replay.moments.pop(name, None)
@@ -83,9 +84,7 @@ class OpenScope:
         return Scope(durable, name, until).opened(too_slow=self._too_slow(name))
 
     def _number(self) -> int | None:
-        call = Call("scope", "")
-        call.handles = sys.exception()
-        return number_of(self._durable, call, self._key)
+        return number_of(self._durable, Call("scope", ""), self._key)
 
     def _too_slow(self, key: str) -> str:
         if self._what == "job.move_on_after":

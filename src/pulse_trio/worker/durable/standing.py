@@ -47,7 +47,6 @@ class Awaiting:
         try:
             if error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
                 durable.note_cancellation()
-                durable.failures.detour.cut(durable)
         finally:
             IN_STEP.set(self._step)
             durable.cancelling.moves()
