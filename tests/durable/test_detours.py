@@ -111,6 +111,31 @@ async def one_function(world: World) -> None:
     await _levels(world, *(partial(world.job.step, world.undo, what) for what in THINGS))
 
 
+class Thing:
+    """What a team has for each thing that it does."""
+
+    def __init__(self, world: World, what: str) -> None:
+        self.world, self.what = world, what
+
+    async def tell(self) -> None:
+        self.world.undone.append("told")
+
+    async def undo(self) -> None:
+        await self.world.undo(self.what)
+
+
+async def methods(world: World) -> None:
+    async def undo(thing: Thing) -> None:
+        with world.job.cleanup():
+            await world.job.step(thing.undo)
+            await world.job.step(thing.tell)
+
+    async with AsyncExitStack() as stack:
+        for what in reversed(THINGS):
+            stack.push_async_callback(undo, Thing(world, what))
+        await world.waits()
+
+
 async def partials(world: World) -> None:
     await _levels(world, *(partial(world.job.step, partial(world.undo, what)) for what in THINGS))
 
@@ -303,6 +328,7 @@ SHAPES: dict[Callable[[World], Awaitable[None]], tuple[tuple[str, ...], tuple[st
     functions: (THINGS, ()),
     one_function: (THINGS, ()),
     partials: (THINGS, ()),
+    methods: (THINGS, TOLD),
     what_json_cannot_carry: (THINGS, ()),
     others_with_keys: (THINGS, ()),
     in_the_end: (THINGS, ()),

@@ -11,6 +11,7 @@ from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
+from .detours import HALF_WAY
 from .half_undone import check_undone
 from .interrupted import note_plain_failure
 from .keys import entry_key
@@ -87,9 +88,14 @@ async def begin(
 
 def number_of(durable: Durable, call: Call, key: str | None, given: Given | None = None) -> int | None:
     """The number of a call that begins, has no number yet and perhaps a `key`; None if it is the next one."""
-    if key is not None or not durable.cancelling.noted or not durable.keys.in_main:
+    if not durable.cancelling.noted or not durable.keys.in_main:
         return None
-    return durable.failures.detour.number(durable, call, given)
+    detour = durable.failures.detour
+    if key is None:
+        return detour.number(durable, call, given)
+    if HALF_WAY in durable.history.replay.moments:
+        detour.check(durable, call)
+    return None
 
 
 async def begin_transaction(durable: Durable) -> None:

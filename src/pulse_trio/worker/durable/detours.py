@@ -14,12 +14,18 @@ import functools
 import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import trio
+
+from ...describing import leaves_of
+from ...errors import ReplayMismatch, StepFailed
+from ...states import WISHES
 from .digests import in_one_order
 from .keys import highest_number, highest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .calls import Call
     from .durable import Durable
@@ -29,7 +35,8 @@ if TYPE_CHECKING:
     """The function and the arguments of a step."""
 
 HALF_WAY = "0:half way"
-"""The key of the moment that says that an attempt has ended with its clean-up, and that it did not end well."""
+"""The key of the moment that says that an attempt has ended with its clean-up, and that it did not end well. Its value: up to
+this number the calls of the clean-up come again as they were; 0 if that is not known."""
 _DOES = re.compile(r"([1-9][0-9]{0,6}):does")
 """The keys of the moments that say with their name what the call with this number does."""
 _SIZE = 16
@@ -38,13 +45,40 @@ _SIZE = 16
 class Detour:
     """Of one attempt."""
 
-    __slots__ = ("_highest", "_left", "_new")
+    __slots__ = ("_failed", "_highest", "_left", "_new")
 
     def __init__(self) -> None:
         self._left: dict[int, str] | None = None
         """What the calls do that attempts before made in the clean-up, and this one has not made yet, by their numbers."""
         self._highest = 0
         self._new: tuple[int, str] | None = None
+        self._failed = 0
+
+    def step_failed(self, number: int) -> None:
+        """A step of the clean-up has failed, the main task's call with this number."""
+        self._failed = self._failed or number
+
+    def certain(self, errors: Iterable[BaseException]) -> float:
+        """The value of `HALF_WAY`: the first step that failed, if nothing but steps did. Plain code may have failed before it,
+        and its step not been called."""
+        known = (StepFailed, trio.Cancelled, *WISHES)
+        all_known = all(issubclass(type(leaf), known) for error in errors for leaf in leaves_of(error))
+        return float(self._failed if all_known else 0)
+
+    def check(self, durable: Durable, call: Call, *, does: str = "") -> None:
+        """Raises `ReplayMismatch` if the call, whose number is the next one, stands where another one stood, and that has to
+        come again: what it undid would be undone twice. `does`: what it does, if it has no key."""
+        number = durable.keys.count + 1
+        had = self._found(durable).get(number)
+        if number <= durable.history.replay.moments.get(HALF_WAY, 0.0) and had is not None and had != does:
+            job_id, step = durable.running.claim.id, had.split(" ")[1] or "another call"
+            raise durable.fail(
+                ReplayMismatch(
+                    f"job {job_id}: in the clean-up that failed half-way came {step} (key {number}:step), now comes {call}. "
+                    "Plain code has failed before it in this attempt, or the code has changed. If it has, deploy what it was; "
+                    f"then pulse-trio jobs retry {job_id} does the rest"
+                )
+            )
 
     def number(self, durable: Durable, call: Call, given: Given | None) -> int:
         """The number of the main task's call, which has no key, in the clean-up. `given` is what it calls, if it is a step."""
@@ -53,6 +87,7 @@ class Detour:
         if given is not None:
             what = f"{what} {_digest_of(durable.running.claim.id, *given)}"
         if HALF_WAY in durable.history.replay.moments:
+            self.check(durable, call, does=what)
             left = self._found(durable)
             found = next((one for one, does in left.items() if does == what), None)
             if found is not None:
@@ -92,7 +127,18 @@ def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any]) -
             _add(digest, name)
             _add(digest, arg)
         function = function.func
+    if (owner := getattr(function, "__self__", None)) is not None:
+        _add_owner(digest, owner)
     return digest.hexdigest()
+
+
+def _add_owner(digest: blake2b, owner: object) -> None:
+    """Of a method: its class, and what tells its object from others, a name or a number."""
+    digest.update(type(owner).__qualname__.encode("utf-8", "surrogatepass"))
+    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        if type(value) in (str, int, UUID):
+            _add(digest, name)
+            _add(digest, value)
 
 
 def _add(digest: blake2b, arg: object) -> None:

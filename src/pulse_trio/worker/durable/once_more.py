@@ -43,7 +43,7 @@ async def is_still_to_come(
 ) -> bool:
     """The handler has ended so, `after` seconds in a plain await. `held_back`: a cancellation that waited for the end of the
     replay. Returns whether the handler was told nothing of the cancellation, and the history has it."""
-    history, cancelling = durable.history, durable.cancelling
+    history, cancelling, failures = durable.history, durable.cancelling, durable.failures
     reason = durable.running.cancel_reason
     # Where plain code failed first, its clean-ups were refused, whatever the replay came to meanwhile.
     interrupted = isinstance(durable.fatal, Interrupted)
@@ -64,7 +64,9 @@ async def is_still_to_come(
     if half_way or history.gone_on < history.latest:
         with suppress(RuntimeError, BeyondLimit):
             if half_way:
-                history.moment(HALF_WAY, 1.0)
+                history.moment(
+                    HALF_WAY, failures.detour.certain([*failures.clean_ups.unanswered, *([error] if error else [])])
+                )
             await history.written()
     return not told
 

@@ -195,6 +195,8 @@ def failure_of(durable: Durable, call: Call, error: Exception, *, undoes: bool) 
     failed = error if of_job is not None else StepFailed(said, step=call.name)
     if undoes:
         durable.cancelling.step_ends(failed=True)
+    if durable.cancelling.noted and durable.keys.in_main:
+        durable.failures.detour.step_failed(durable.keys.count)
     durable.quiet.note_held(call)
     durable.failures.raised(
         failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=durable.cancelling.noted
@@ -237,6 +239,8 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
     """What an attempt before got from a step. Raises `StepFailed` or what else the step has raised, `ReplayMismatch`."""
     if line.kind is Kind.STEP_FAILED:
         failed = _failed_again(durable, line)
+        if durable.cancelling.noted and durable.keys.in_main:
+            durable.failures.detour.step_failed(durable.keys.count)
         durable.failures.raised_with_line(failed, line, undoes=durable.cancelling.noted)
         if durable.failures.binds(line):
             failed.add_note(_REMEMBERED)
