@@ -445,3 +445,30 @@ async def test_a_deadline_that_comes_before_the_history_is_read_is_followed_by_t
     found = await trees.ended(job_id)
     assert (found["state"], found["cancel_reason"], book) == ("cancelled", "deadline", ["charge", "refund"])
     assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
+
+
+async def test_a_deadline_that_comes_in_the_replay_is_followed_by_the_clean_up(trees: Trees) -> None:
+    """The handler had not come to its `try`. The job was cancelled, and owed nothing."""
+    book: list[str] = []
+
+    async def act(what: str) -> None:
+        book.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        if job.attempt == 2:
+            await trio.sleep_forever()
+        await job.step(act, "charge")
+        try:
+            await job.wait_for_event("paid")
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order", deadline=1)
+    await trees.burst(log=False)
+    trees.again()
+    found = await trees.ended(job_id)
+    assert (found["state"], found["cancel_reason"], book) == ("cancelled", "deadline", ["charge", "refund"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Handlers, Job, open_client
+from pulse_trio import Handlers, Job, Snooze, open_client
 from pulse_trio.testing import crash_points, run_job
 
 if TYPE_CHECKING:
@@ -225,3 +225,47 @@ async def test_a_job_that_waits_and_has_done_nothing_ends_at_once_in_run_job(aut
 
     run = await run_job(only_waits, handlers=handlers, cancel_after=60)
     assert (run.outcome, run.state, run.error) == ("cancelled", "cancelled", "user")
+
+
+async def test_a_parent_that_has_only_started_children_ends_at_once_in_run_job_as_in_production(
+    autojump_clock: MockClock,
+) -> None:
+    """It has no history. Its clean-up ran in `run_job`, so a test passed of a handler that leaves the money out."""
+
+    @handlers.job(name="only children", durable=True)
+    async def only_children(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(waiting, "event")
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "never")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    run = await run_job(only_children, handlers=handlers, cancel_after=60)
+    assert (run.state, done) == ("cancelled", ["reserved for event", "released for event: parent"])
+    assert [(child.state, child.error) for child in run.children] == [("cancelled", "parent")]
+
+
+@pytest.mark.parametrize("ends", ["fails", "snoozes"])
+async def test_a_childs_next_attempt_in_run_job_has_its_history(ends: str, autojump_clock: MockClock) -> None:
+    """Its steps were called again in each of its attempts."""
+    calls: list[str] = []
+
+    async def call(what: str) -> None:
+        calls.append(what)
+
+    @handlers.job(name=f"ships and {ends}", durable=True)
+    async def ships(job: Job) -> None:
+        await job.step(call, "charge")
+        if job.attempt == 1:
+            raise OSError("down") if ends == "fails" else Snooze(1)
+        await job.step(call, "ship")
+
+    @handlers.job(name=f"starts what {ends}", durable=True)
+    async def starts(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(ships)
+
+    run = await run_job(starts, handlers=handlers)
+    assert (run.state, run.children[0].state, calls) == ("completed", "completed", ["charge", "ship"])

@@ -75,6 +75,8 @@ class Resuming:
         with self._time.waiting(math.inf if until is None else until):
             while not tree.goes_on():
                 if self._job.finished is not None:
+                    while tree.any_runs:
+                        await tree.changed.wait()
                     return False
                 if not await self._time.passes(tree):
                     self.stuck = tree.waits_for
@@ -95,12 +97,14 @@ class Resuming:
     def cancel(self, message: str | None, cause: CancelReason) -> None:
         """Cancels the job, for a person or with the cause that a tree has."""
         tree, job = self._tree, self._job
-        if tree.waits is None or not tree.has_history:
+        if tree.waits is None or not tree.lines:
             self._store.database.cancel(job.id, message, cause=cause)
             if job.finished is not None:
                 job.history.append((job.attempt, job.session, "cancelled"))
+                for child in tree.children.values():
+                    child.cancel("parent")
         else:
-            # As in the database: a durable job that is not running runs once more, if it has a history.
+            # As in the database: a durable job that is not running runs once more, if it has a history; children are none.
             job.cancelling, job.wished, job.cause = True, message, cause
         tree.tell()
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..worker import Worker
     from ..worker.building import Parts
     from .memory import MemoryJob
-    from .memory.tree import MemoryChild
+    from .memory.tree import MemoryChild, MemoryTree
 
 P = ParamSpec("P")
 
@@ -256,6 +256,7 @@ class _OneAttempt:
     async def _play_in(self, child: MemoryChild, time: JobsTime) -> None:
         kind = child.request.kind
         first = child.request.max_attempts if kind in self._given.stubs else 1
+        before: MemoryTree | None = None
         try:
             if kind not in self._handlers:
                 raise InvalidArguments(
@@ -273,6 +274,9 @@ class _OneAttempt:
                     time=time,
                 )
                 worker, job, watch = one._prepared(self._settings, child.id)
+                if before is not None:
+                    worker.memory.tree.goes_on_with(before)
+                before = worker.memory.tree
                 child.unwinds = one._unwinds
                 if (failure := await one._live(worker, job, watch)) is not None:
                     raise failure

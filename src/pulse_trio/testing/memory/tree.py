@@ -147,14 +147,15 @@ class MemoryTree:
 
     # As a worker's store
 
-    @property
-    def has_history(self) -> bool:
-        """Whether its job has one, or children."""
-        return self.job is not None and _TREE in (self.job.options or "")
+    def goes_on_with(self, before: MemoryTree) -> None:
+        """What an attempt before has left, for the next one."""
+        self.lines, self.events, self.children = before.lines, before.events, before.children
+        if before.job is not None and _TREE in (before.job.options or ""):
+            self._mark()
 
     def _mark(self) -> None:
         job = self.job
-        if job is not None and not self.has_history:
+        if job is not None and _TREE not in (job.options or ""):
             options: dict[str, Any] = msgspec.json.decode(job.options or "{}")
             job.options = msgspec.json.encode({**options, "tree": 1}).decode()
 

@@ -195,6 +195,18 @@ async def _replay_beside(durable: Durable, error: BaseException) -> None:
             await running.children_ended()
 
 
+def _came_too_early(durable: Durable) -> bool:
+    """Whether the job's deadline came in the replay, which no line waits for as it does for a person: the handler had not come
+    to what is to be undone. The job runs once more, as one whose deadline came between two attempts."""
+    replay, cancelling = durable.history.replay, durable.cancelling
+    return (
+        durable.running.cancel_reason == "deadline"
+        and durable.fatal is None
+        and not (replay.over or cancelling.noted or cancelling.told)
+        and durable.history.has_lines
+    )
+
+
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
@@ -218,7 +230,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
         await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
-        again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
+        again = _came_too_early(durable)
+        again = again or await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:
             cause = error if durable.fatal is None else ends_with(durable.fatal)
             raise CleansUpNext(f"{type_name(cause)}: {message_of(cause)}") from cause  # noqa: ASYNC104 -- no `Cancelled`
