@@ -141,7 +141,7 @@ async def test_a_worker_with_the_host_and_process_number_of_a_dead_one_does_not_
                 assert again.session != dead.session
                 # It lives, and says so; the other's lease goes on to run out all the same.
                 ends = window.value("SELECT lease_until FROM job")
-                await again.touch(0, draining=False)
+                await again.touch(0, set(), draining=False)
                 assert (await again.beat([])).renewed == frozenset()
                 assert window.value("SELECT lease_until FROM job") == ends
                 window.expire(job_id)

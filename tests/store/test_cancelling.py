@@ -491,7 +491,7 @@ async def test_the_databases_clock_is_known_from_the_session_on_and_kept_up_to_d
     # Both clocks are read anew here, the database's later.
     assert -0.5 < difference() < 0.5
     store.sessions.epoch_offset = 0.0
-    await store.touch(0, draining=False)
+    await store.touch(0, set(), draining=False)
     assert -0.5 < difference() < 0.5
 
 

@@ -590,14 +590,14 @@ async def test_producers_wake_listeners_only_while_somebody_is_idle(named: bool,
         await store.withdraw_idle()
         assert not store.idle
         house.enqueue()
-        await store.touch(0, draining=False)
+        await store.touch(0, set(), draining=False)
         assert heard == ["", house.queue]
         nursery.cancel_scope.cancel()
 
 
 async def test_the_rest_of_a_workers_life_is_accepted(store: Store) -> None:
     await store.check_schema()
-    await store.touch(3, draining=True)
+    await store.touch(3, set(), draining=True)
     assert await store.maintain(86400.0) is False
     await store.prune_results(86400.0)
     await store.end_sessions()

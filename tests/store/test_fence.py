@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -250,6 +251,38 @@ async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost
 
     assert after.session != before.session
     # A claim keeps the session it was made under.
+    assert (await store.settle([end(before), end(after)])).refused == []
+
+
+async def test_an_earlier_session_ends_when_no_job_of_it_is_held(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    """A process that lost its connection three times was listed as four workers, for as long as it lived."""
+
+    def shown() -> list[int]:
+        rows = window.run(
+            "SELECT id FROM workers WHERE pid = %s AND state = 'running' ORDER BY started_at", os.getpid()
+        )
+        return [row["id"] for row in rows if row["id"] in sessions]
+
+    window.enqueue_many(2, queue)
+    before = await claim_one(store, queue)
+    window.run(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE application_name = 'pulse-trio claims' AND datname = current_database()"
+    )
+    with pytest.raises(Exception, match="claims"):
+        await claim(store, queue)
+    (after,) = await claim(store, queue)
+    sessions = [before.session, after.session]
+    for _ in range(3):
+        await store.touch(2, set(sessions), draining=False)
+        assert shown() == sessions  # its job is held
+    await store.touch(1, {after.session}, draining=False)
+    assert shown() == sessions  # the job's last report may be on its way
+    await store.touch(1, {after.session}, draining=False)
+    assert shown() == [after.session]
+    assert store.sessions.ids == [after.session]
     assert (await store.settle([end(before), end(after)])).refused == []
 
 

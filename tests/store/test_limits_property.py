@@ -93,7 +93,7 @@ class Play:
                     self.held += len(answer.claims)
                     self.answers.append(answer.claims)
                     for _ in range(pause):
-                        await store.touch(1, draining=False)
+                        await store.touch(1, set(), draining=False)
                     await self.end(store, answer.claims, outcome)
                     self.held -= len(answer.claims)
                 elif self.held == 0 and answer.again_in in (None, *[a for a in [answer.again_in] if a and a > 60]):

@@ -57,7 +57,7 @@ async def test_a_hostile_schema_name_serves_a_job_from_enqueue_to_archive(schema
             claimed = await claim_one(store, "one")
             assert claimed.id == first
             assert (await store.beat([claimed])).renewed == {claimed}
-            await store.touch(1, draining=False)
+            await store.touch(1, set(), draining=False)
             assert (await store.settle([end(claimed, "failed", error="x")])).accepted
             window.make_due(first)
             claimed = await claim_one(store, "one")

@@ -50,7 +50,7 @@ async def test_a_worker_is_stale_after_its_setting_or_its_lease_and_gone_an_hour
 
 async def test_a_stale_worker_is_told_of_by_one_watchdog_once_until_it_is_heard_of(window: Window) -> None:
     async with open_store(window.dsn) as store, open_store(window.dsn) as first, open_store(window.dsn) as second:
-        await store.touch(7, draining=False)
+        await store.touch(7, set(), draining=False)
         silence(window, store, 40)
         assert await store.stale_workers() == []  # not of itself: it is back
         (told,) = await first.stale_workers()
@@ -59,7 +59,7 @@ async def test_a_stale_worker_is_told_of_by_one_watchdog_once_until_it_is_heard_
         assert 40 <= told.seconds < 60
         assert told.running == 7
         assert [await s.stale_workers() for s in (first, second, first)] == [[], [], []]
-        await store.touch(7, draining=False)
+        await store.touch(7, set(), draining=False)
         assert await second.stale_workers() == []
         window.run("UPDATE session SET stale_at = now() - interval '2 h' WHERE id = %s", store.session)
         silence(window, store, 40)

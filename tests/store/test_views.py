@@ -106,7 +106,7 @@ async def test_workers_show_who_works_on_what(alone: Window) -> None:
         open_store(alone.dsn, queues=["b", "a"], concurrency=7) as one,
         open_store(alone.dsn) as two,
     ):
-        await one.touch(3, draining=True)
+        await one.touch(3, set(), draining=True)
         rows = {r["id"]: r for r in alone.run("SELECT * FROM workers")}
         assert set(rows) == {one.session, two.session}
         mine = rows[one.session]

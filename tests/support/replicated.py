@@ -73,7 +73,8 @@ class Node:
         """SIGKILL to all of its processes at once, as if its machine were gone."""
         if self.process is not None:
             for pid in (self.process.pid, *self.children()):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # one of its processes ended meanwhile
+                    os.kill(pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 

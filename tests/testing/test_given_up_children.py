@@ -269,3 +269,22 @@ async def test_a_childs_next_attempt_in_run_job_has_its_history(ends: str, autoj
 
     run = await run_job(starts, handlers=handlers)
     assert (run.state, run.children[0].state, calls) == ("completed", "completed", ["charge", "ship"])
+
+
+async def test_a_job_that_is_cancelled_as_its_wait_ends_ends_in_run_job(autojump_clock: MockClock) -> None:
+    """It was due, and no attempt had it: it was ended there, and `run_job` waited for its attempt."""
+
+    @handlers.job(name="scoped", durable=True)
+    async def scoped(job: Job) -> None:
+        await job.step(act, "reserved")
+        try:
+            with job.move_on_after(35):
+                await job.sleep(50)
+            await job.sleep(50)
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "released")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    run = await run_job(scoped, handlers=handlers, cancel_after=35)
+    assert (run.state, run.error, done) == ("cancelled", "user", ["reserved", "released"])

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import ConfigurationError
-from pulse_trio.observe import WorkerStale
+from pulse_trio.observe import DatabaseFound, DatabaseLost, WorkerStale
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.testing.memory import MemoryStore, unavailable
 
@@ -53,6 +53,18 @@ async def test_signs_of_life_come_often_enough_for_two_to_be_lost(
     async with stage.working(**given):
         await trio.sleep(60)
         assert stage.store.calls.count("touch") == pytest.approx(60 / interval, abs=1)
+
+
+async def test_an_idle_worker_that_reaches_the_database_again_says_so(stage: Stage, events: Recorder) -> None:
+    """It has no beats, and its signs of life said only that the database was lost."""
+    async with stage.working():
+        await trio.sleep(30)
+        stage.store.trouble["touch"] = unavailable
+        await trio.sleep(30)
+        stage.store.trouble.clear()
+        await trio.sleep(30)
+        assert [event.loop for event in events.of(DatabaseLost)] == ["heartbeats"]
+        assert [event.loop for event in events.of(DatabaseFound)] == ["heartbeats"]
 
 
 @pytest.mark.parametrize("stale", [-1.0, float("nan"), float("inf")])

@@ -17,6 +17,7 @@ from ..sql import statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ..postgres import TrioConnection
     from .callbacks import Callbacks
@@ -44,6 +45,9 @@ class Sessions:
         """When the server started, as a pooled connection last saw it."""
         self.current = 0
         self.ids: list[int] = []
+        """Those that have not ended."""
+        self._past = set[int]()
+        """Those before the current one under which no job was held at the last sign of life."""
         self.epoch_offset = 0.0
         """Seconds by which the database's clock (since 1970) is ahead of Trio's, or a little more; 0 before a session."""
 
@@ -78,8 +82,9 @@ class Sessions:
         self.current = session
         self.ids.append(session)
 
-    async def touch(self, running: int, *, draining: bool) -> None:
-        """Shows a sign of life, and how many jobs this worker runs."""
+    async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None:
+        """Shows a sign of life, and how many jobs this worker runs. `held`: the sessions under which it has claimed those it
+        holds. An earlier session without any ends with the second sign of life after it: one process is one worker."""
         async with self._links.beats.using() as connection:
             sent = trio.current_time()
             cursor = await connection.execute(
@@ -88,6 +93,11 @@ class Sessions:
                 prepare=True,
             )
             self.set_clock(sent, await cursor.fetchall())
+            past = {one for one in self.ids if one != self.current and one not in held}
+            over, self._past = sorted(past & self._past), past
+            if over:
+                await connection.execute(statement("end_sessions", self._schema), {"sessions": over})
+                self.ids = [one for one in self.ids if one not in over]
 
     async def end_sessions(self) -> None:
         """Marks every session of this worker as ended."""

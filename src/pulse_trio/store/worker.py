@@ -35,6 +35,7 @@ from .waking import Waking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ..handlers import DeathHook, QueueLimits, Schedule
     from ..jobs import CancelRequest, Claim, Outcome, Progress
@@ -169,9 +170,9 @@ class WorkerStore:
         """See Sessions."""
         return await self.sessions.open_session()
 
-    async def touch(self, running: int, *, draining: bool) -> None:
+    async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None:
         """See Sessions."""
-        await self.sessions.touch(running, draining=draining)
+        await self.sessions.touch(running, held, draining=draining)
 
     async def end_sessions(self) -> None:
         """See Sessions."""

@@ -12,13 +12,13 @@ import trio
 from ..codec import encoded, event_context, plain_line
 from ..handlers.models import to_builtins
 from ..lines import Kind
+from ..states import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..codec import Codec
     from ..jobs import CancelReason
-    from ..states import State
     from .given_resources import GivenResources
     from .memory.one_job import OneClaim
     from .memory.rows import MemoryJob
@@ -97,7 +97,7 @@ class Resuming:
     def cancel(self, message: str | None, cause: CancelReason) -> None:
         """Cancels the job, for a person or with the cause that a tree has."""
         tree, job = self._tree, self._job
-        if tree.waits is None or not tree.lines:
+        if job.state is State.RUNNING or (tree.waits is not None and not tree.lines):
             self._store.database.cancel(job.id, message, cause=cause)
             if job.finished is not None:
                 job.history.append((job.attempt, job.session, "cancelled"))

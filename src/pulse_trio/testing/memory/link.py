@@ -10,6 +10,7 @@ from .rows import EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from .database import MemoryDatabase
 
@@ -56,7 +57,7 @@ class MemoryLink:
         self.database.seen[self.session] = (trio.current_time(), self.stale or self.lease)
         return self.session
 
-    async def touch(self, running: int, *, draining: bool) -> None:
+    async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None:
         await self.trip("touch")
         self.draining = draining
         self.database.seen[self.session] = (trio.current_time(), self.stale or self.lease)

@@ -23,6 +23,7 @@ from ..outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from ...jobs import CancelRequest, Claim
     from ...store import Beat
@@ -39,7 +40,7 @@ class LeaseBeats(Protocol):
 
 
 class SignsOfLife(Protocol):
-    async def touch(self, running: int, *, draining: bool) -> None: ...
+    async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None: ...
 
 
 class HeartbeatStore(Protocol):
@@ -128,10 +129,15 @@ class Heartbeats:
             pause = self._sign_of_life
             try:
                 running = sum(job.outcome is None for job in self._jobs.held)
-                await self._store.sessions.touch(min(running, self._jobs.in_slots), draining=self._stops.draining)
+                held = {job.claim.session for job in self._jobs.held}
+                await self._store.sessions.touch(min(running, self._jobs.in_slots), held, draining=self._stops.draining)
             except DatabaseUnavailable as error:
                 # _beat reports a failed beat; pulse.workers shows a missed sign of life.
                 self._outage.failed(error, delay=self._sign_of_life)
+            else:
+                if not held:
+                    # An idle worker has no beats, which would say so.
+                    self._outage.over()
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
         # Soon, because leases run out, but not in step with every other worker that has lost the database.

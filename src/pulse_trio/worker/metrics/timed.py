@@ -15,6 +15,7 @@ from ...errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ...jobs import Claim, Outcome
     from ...store import Beat, ClaimCursor, ClaimResult, HandedBack, Limited, Rescue, Settlement, Sweep, WorkerStore
@@ -103,11 +104,11 @@ class TimedSessions(_Part):
     last_sign = -math.inf
     """When the worker last tried to show a sign of life, on Trio's clock; before its first one, minus infinity."""
 
-    async def touch(self, running: int, *, draining: bool) -> None:
+    async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None:
         self.last_sign = trio.current_time()
         try:
             with self._timed("pulse_beat_seconds"):
-                await self._part.touch(running, draining=draining)
+                await self._part.touch(running, held, draining=draining)
         finally:
             self.last_sign = trio.current_time()
 
