@@ -410,10 +410,12 @@ async def test_an_order_that_is_cancelled_while_it_undoes_its_own_failure_owes_n
     assert bank.done == ["charge", *[f"refund {number}" for number in range(1, refunds + 1)]]
 
 
-async def test_a_deadline_that_comes_before_the_history_is_read_is_followed_by_the_clean_up(
-    trees: Trees, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("comes", ["before the history is read", "in the replay"])
+async def test_a_deadline_that_comes_early_is_followed_by_the_clean_up(
+    trees: Trees, comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock on the table, or no connection that is free. The job was cancelled, and owed nothing."""
+    """A table is locked, or no connection is free; or the handler has not come to its `try`. The job was cancelled, and owed
+    nothing."""
     book: list[str] = []
     reads: list[int] = []
     read = resuming.history_of
@@ -423,12 +425,14 @@ async def test_a_deadline_that_comes_before_the_history_is_read_is_followed_by_t
 
     async def history_of(running: Any, parts: Any) -> Any:
         reads.append(running.claim.attempt)
-        if len(reads) == 1:
+        if len(reads) == 1 and comes == "before the history is read":
             await trio.sleep_forever()
         return await read(running, parts)
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> None:
+        if job.attempt == 2 and comes == "in the replay":
+            await trio.sleep_forever()
         await job.step(act, "charge")
         try:
             await job.wait_for_event("paid")
@@ -441,33 +445,6 @@ async def test_a_deadline_that_comes_before_the_history_is_read_is_followed_by_t
     await trees.burst(log=False)
     assert trees.job(job_id)["state"] == "suspended"
     monkeypatch.setattr(resuming, "history_of", history_of)
-    trees.again()
-    found = await trees.ended(job_id)
-    assert (found["state"], found["cancel_reason"], book) == ("cancelled", "deadline", ["charge", "refund"])
-    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
-
-
-async def test_a_deadline_that_comes_in_the_replay_is_followed_by_the_clean_up(trees: Trees) -> None:
-    """The handler had not come to its `try`. The job was cancelled, and owed nothing."""
-    book: list[str] = []
-
-    async def act(what: str) -> None:
-        book.append(what)
-
-    @trees.handlers.job(durable=True, suspend_after=0)
-    async def order(job: Job) -> None:
-        if job.attempt == 2:
-            await trio.sleep_forever()
-        await job.step(act, "charge")
-        try:
-            await job.wait_for_event("paid")
-        except BaseException:
-            with job.cleanup():
-                await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
-            raise
-
-    job_id = trees.enqueue("order", deadline=1)
-    await trees.burst(log=False)
     trees.again()
     found = await trees.ended(job_id)
     assert (found["state"], found["cancel_reason"], book) == ("cancelled", "deadline", ["charge", "refund"])

@@ -236,9 +236,8 @@ async def test_every_store_has_a_session_of_its_own(room_dsn: str, window: Windo
         assert 0 < one.session < 2**63
 
 
-async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost(
-    store: WorkerStore, window: Window, queue: str
-) -> None:
+async def around_a_lost_connection(store: WorkerStore, window: Window, queue: str) -> tuple[Claim, Claim]:
+    """A claim before the claiming connection was lost, and one after."""
     window.enqueue_many(2, queue)
     before = await claim_one(store, queue)
     window.run(
@@ -248,6 +247,13 @@ async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost
     with pytest.raises(Exception, match="claims"):
         await claim(store, queue)
     (after,) = await claim(store, queue)
+    return before, after
+
+
+async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    before, after = await around_a_lost_connection(store, window, queue)
 
     assert after.session != before.session
     # A claim keeps the session it was made under.
@@ -265,15 +271,7 @@ async def test_an_earlier_session_ends_when_no_job_of_it_is_held(
         )
         return [row["id"] for row in rows if row["id"] in sessions]
 
-    window.enqueue_many(2, queue)
-    before = await claim_one(store, queue)
-    window.run(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE application_name = 'pulse-trio claims' AND datname = current_database()"
-    )
-    with pytest.raises(Exception, match="claims"):
-        await claim(store, queue)
-    (after,) = await claim(store, queue)
+    before, after = await around_a_lost_connection(store, window, queue)
     sessions = [before.session, after.session]
     for _ in range(3):
         await store.touch(2, set(sessions), draining=False)

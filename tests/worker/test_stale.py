@@ -58,11 +58,10 @@ async def test_signs_of_life_come_often_enough_for_two_to_be_lost(
 async def test_an_idle_worker_that_reaches_the_database_again_says_so(stage: Stage, events: Recorder) -> None:
     """It has no beats, and its signs of life said only that the database was lost."""
     async with stage.working():
-        await trio.sleep(30)
         stage.store.trouble["touch"] = unavailable
-        await trio.sleep(30)
+        await events.first(DatabaseLost)
         stage.store.trouble.clear()
-        await trio.sleep(30)
+        await events.first(DatabaseFound)
         assert [event.loop for event in events.of(DatabaseLost)] == ["heartbeats"]
         assert [event.loop for event in events.of(DatabaseFound)] == ["heartbeats"]
 

@@ -282,7 +282,7 @@ class _OneAttempt:
                     raise failure
                 child.unwinds = None
                 if child.cut is not None and job.state not in FINISHED:
-                    # It would run once more, and has no history any more.
+                    # In production it runs once more. Here its parent waits for its end, which this is.
                     child.end(State.CANCELLED, None, job.error, child.cut)
                     return
                 if one._waits_for or job.state in FINISHED:

@@ -145,7 +145,7 @@ def _add(digest: blake2b, arg: object) -> None:
     """What JSON cannot carry, as the job itself, counts by its type."""
     try:
         plain = in_one_order({"": arg})
-    except Exception:  # whatever a type of the handler's raises
+    except Exception:  # code of the argument's own type, which may raise anything: it counts by its name then
         plain = type(arg).__qualname__.encode("utf-8", "surrogatepass")
     digest.update(len(plain).to_bytes(8, "big"))
     digest.update(plain)
