@@ -222,11 +222,11 @@ async def test_who_retries_a_root_that_has_compensated_is_told_that_it_begins_an
     history(dsn, root, (9, "", {"at": [], "reason": "user"}))
     rest = await command("jobs", "retry", str(root), code=2)
     assert (
-        f"job {root} was cancelled and its clean-up did not end: a retry does the rest of it, and no more"
+        f"job {root} was cut short and its clean-up did not end: a retry does the rest of it, and no more"
         in rest.stderr
     )
     assert "1 job started 3 others: a root that does the rest of its clean-up starts none of them" in rest.stderr
-    assert f"job {root} was cancelled and its clean-up did not end" in (await command("jobs", "show", str(root))).stderr
+    assert f"job {root} was cut short and its clean-up did not end" in (await command("jobs", "show", str(root))).stderr
     assert json.loads((await command("jobs", "show", str(root), "--json")).stdout)["owes_clean_up"] is True
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
@@ -256,7 +256,7 @@ async def test_who_retries_many_jobs_by_a_filter_is_told_how_many_do_the_rest_of
         history(dsn, root, (9, "", {"at": [], "reason": "user"}))
         roots.append(root)
     said = (
-        f"2 jobs ({roots[0]}, {roots[1]}) were cancelled and their clean-ups did not end: a retry does the rest of each, "
+        f"2 jobs ({roots[0]}, {roots[1]}) were cut short and their clean-ups did not end: a retry does the rest of each, "
         "and no more"
     )
     cancelled = "jobs", "retry", "--state", "cancelled"
@@ -316,7 +316,7 @@ async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retrie
     assert said in (await command("jobs", "retry", str(root), "--dry-run", "--afresh")).stderr
     both = await command("jobs", "retry", str(root), str(owing), "--dry-run")
     assert said not in both.stderr
-    assert f"job {owing} was cancelled and its clean-up did not end: a retry does the rest of it" in both.stderr
+    assert f"job {owing} was cut short and its clean-up did not end: a retry does the rest of it" in both.stderr
     deletion = await command("jobs", "delete", str(root), "--dry-run")
     assert said not in deletion.stderr
     lost = f"job {owing} owes its clean-up, which nobody can do any more when it is deleted: see pulse-trio jobs retry"

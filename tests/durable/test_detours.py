@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Discard, Job, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
 
@@ -38,13 +38,18 @@ class World:
         self.down = list(down)
         self.undone: list[str] = []
         self.scope = trio.CancelScope()
+        self.times_out = False
 
     async def waits(self) -> None:
         """Until it is cancelled: suspended, or in a plain await."""
+        running: Any = self.job._runtime  # pyright: ignore[reportPrivateUsage] -- at once, and not when it has heard of it
+        if self.times_out:
+            if self.job.attempt == 1:
+                running.cancel("timeout")
+            await trio.sleep_forever()
         if self.client is None:
             return await self.job.wait_for_event("go")
         self.client.cancel(self.job.id)
-        running: Any = self.job._runtime  # pyright: ignore[reportPrivateUsage] -- at once, and not when it has heard of it
         running.ask(CancelRequest("user", None))
         await trio.sleep_forever()
 
@@ -343,6 +348,55 @@ SHAPES: dict[Callable[[World], Awaitable[None]], tuple[tuple[str, ...], tuple[st
     stacked: (("label", *PLAIN), ()),
     cut_short: (THINGS, ()),
 }
+
+
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+async def test_what_a_retry_does_of_the_clean_up_of_a_timeout_that_failed_half_way(
+    trees: Trees, shape: Callable[[World], Awaitable[None]], many: int
+) -> None:
+    """The handler says by `Discard` that it is for good. Each retry comes to the timeout again, and does the rest."""
+    may_fail, besides = SHAPES[shape]
+    if shape is in_one:
+        # What it has caught in the clean-up is not said by the exception that ends the job.
+        may_fail = THINGS
+    worlds: dict[int, World] = {}
+
+    async def begin() -> None: ...
+
+    @trees.handlers.job(durable=True, timeout=60)
+    async def order(job: Job) -> None:
+        world = worlds[job.id]
+        world.job = job
+        await job.step(begin)
+        try:
+            await shape(world)
+        except BaseException:
+            if job.cancel_reason == "timeout":
+                raise Discard("it took too long") from None
+            raise
+
+    # Where no step was called the clean-up has not begun, and a retry goes on.
+    none = {"plain label", "plain charge"}
+    downs = {trees.enqueue("order"): down for down in combinations(may_fail, many) if not none.issubset(down)}
+    worlds = {job_id: World(None, *down) for job_id, down in downs.items()}
+    for world in worlds.values():
+        world.times_out = True
+    ids = list(downs)
+    client = SyncClient(trees.dsn)
+    for _ in range(many + 1):
+        await trees.burst(log=False)
+        for owing in trees.window.do(family.unfinished_clean_ups(ids)):
+            client.retry(owing)
+    expected = sorted([*THINGS, *besides])
+    wrong = {
+        downs[job_id]: (world.undone, trees.job(job_id)["error"])
+        for job_id, world in worlds.items()
+        if sorted(world.undone) != expected or world.down
+    }
+    assert wrong == {}
+    assert {trees.job(job_id)["state"] for job_id in ids} == {"dead"}
+    assert trees.window.do(family.unfinished_clean_ups(ids)) == []
 
 
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "in a plain await"])

@@ -337,7 +337,7 @@ async def test_who_retries_many_jobs_is_told_how_many_do_the_rest_of_their_clean
     shown = (await post(site, "/actions/jobs/preview", verb="retry", **chosen)).text
     assert "Retry 4 jobs?" in shown
     assert (
-        "2 jobs of them were cancelled and their clean-ups did not end: a retry does the rest of each, and no more."
+        "2 jobs of them were cut short and their clean-ups did not end: a retry does the rest of each, and no more."
         in shown
     )
     assert "1 job of them has undone what it had done: a retry begins it anew, and every step is done again;" in shown
@@ -345,7 +345,7 @@ async def test_who_retries_many_jobs_is_told_how_many_do_the_rest_of_their_clean
         assert "did not end" not in (await post(site, "/actions/jobs/preview", **chosen, **other)).text
 
     one = (await post(site, "/actions/jobs/preview", verb="retry", ids=[str(ids[0]), str(ids[3])])).text
-    assert "1 job of them was cancelled and its clean-up did not end: a retry does the rest of it, and no more." in one
+    assert "1 job of them was cut short and its clean-up did not end: a retry does the rest of it, and no more." in one
     assert "undone" not in one
 
 

@@ -38,7 +38,7 @@ def settled_roots(client: SyncClient, ids: Sequence[int]) -> dict[int, int]:
 
 
 def unfinished(client: SyncClient, ids: Sequence[int]) -> list[int]:
-    """Those of these jobs that were cancelled and whose clean-up did not end: a retry does the rest of it."""
+    """Those of these jobs that were cancelled, or ran out of time, and whose clean-up did not end: a retry does the rest of it."""
     found: list[int] = []
     for start in range(0, len(ids), _AT_ONCE):
         found += client.run(family.unfinished_clean_ups(ids[start : start + _AT_ONCE]))
@@ -48,9 +48,9 @@ def unfinished(client: SyncClient, ids: Sequence[int]) -> list[int]:
 def said_of_unfinished(ids: Sequence[int]) -> str:
     """The same in words."""
     if len(ids) == 1:
-        return f"job {ids[0]} was cancelled and its clean-up did not end: a retry does the rest of it, and no more"
+        return f"job {ids[0]} was cut short and its clean-up did not end: a retry does the rest of it, and no more"
     return (
-        f"{len(ids):,} jobs ({_named(ids)}) were cancelled and their clean-ups did not end: a retry does the rest of each, "
+        f"{len(ids):,} jobs ({_named(ids)}) were cut short and their clean-ups did not end: a retry does the rest of each, "
         "and no more"
     )
 

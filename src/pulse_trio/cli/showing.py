@@ -47,7 +47,7 @@ def unreceived_of(client: SyncClient, job_id: int, longest: int | None) -> list[
 
 
 def owes_clean_up(client: SyncClient, job: JobRecord) -> bool:
-    """Whether a finished job was cancelled, and its clean-up did not end; False where this role may not ask."""
+    """Whether a finished job was cut short, and its clean-up did not end; False where this role may not ask."""
     if job.root_id is None or job.state not in FINISHED:
         return False
     try:

@@ -32,9 +32,9 @@ async def foretell(database: Database, verb: str, ids: Sequence[int], *, afresh:
     told = list[str]()
     if rest:
         told.append(
-            "1 job of them was cancelled and its clean-up did not end: a retry does the rest of it, and no more."
+            "1 job of them was cut short and its clean-up did not end: a retry does the rest of it, and no more."
             if len(rest) == 1
-            else f"{len(rest):,} jobs of them were cancelled and their clean-ups did not end: a retry does the rest of each, "
+            else f"{len(rest):,} jobs of them were cut short and their clean-ups did not end: a retry does the rest of each, "
             "and no more."
         )
     if anew:

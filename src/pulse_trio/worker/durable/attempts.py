@@ -226,7 +226,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             await leave_waits(durable)  # noqa: ASYNC102 -- waits as long as the lease is proven
             await leave_undone(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         if durable.fatal is None and reason not in REFUSED:
-            steps = reason not in (None, "timeout")
+            steps = reason is not None and (reason != "timeout" or durable.cancelling.is_written)
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
         await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven

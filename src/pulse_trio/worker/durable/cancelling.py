@@ -21,7 +21,6 @@ import trio
 
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
-from ...handlers import UnfitArguments
 from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import scopes_around
@@ -30,7 +29,7 @@ from .afresh import is_asked_by
 from .beginning import REFUSED
 from .detours import HALF_WAY
 from .interrupted import Interrupted, is_undone
-from .once_more import is_still_to_come, remember_at_the_end, runs_once_more
+from .once_more import is_still_to_come, is_the_jobs, remember_at_the_end, runs_once_more, times_out_half_way
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
 from .reordering import may_begin_anew
@@ -134,6 +133,11 @@ class Cancelling:
     def is_unsaid(self) -> bool:
         """Whether the handler is being cancelled, and the history does not say so yet."""
         return not self.noted and self._durable.running.reason in HELD_BACK
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the history says that a clean-up has begun."""
+        return self.noted and not self._durable.history.holds(Kind.CANCELLED)
 
     @property
     def is_held_back(self) -> bool:
@@ -247,9 +251,11 @@ class Cancelling:
         # Plain code had failed, which need not fail again: there is nothing left to come to.
         undone = not cut and issubclass(type(mismatch), ReplayMismatch) and is_undone(durable)
         if not undone and (mismatch is not None or cut or not self._ends_well(error)):
-            if (reason or self._held_back) in HELD_BACK and (cut or _is_the_jobs(mismatch or error)):
+            if (reason or self._held_back) in HELD_BACK and (cut or is_the_jobs(mismatch or error)):
                 may_run = not cut and mismatch is None
                 return await self._is_still_to_come(mismatch or error, may_run=may_run)
+            if reason == "timeout" and mismatch is None:
+                await times_out_half_way(durable, error)
             return False
         reason = reason or (self._held_back if undone else None)
         if reason is None or reason in REFUSED:
@@ -263,9 +269,8 @@ class Cancelling:
         if (
             self._failed
             or durable.running.cut
-            or not self.noted
+            or not self.is_written
             or not (history.replay.over or undone or HALF_WAY in history.replay.moments)
-            or history.holds(Kind.CANCELLED)
         ):
             return False
         # The lease may be lost, or the history have no room: then a retry does the rest, which is nothing.
@@ -391,10 +396,3 @@ class Cancelling:
 
 def _is_a_cancellation(error: BaseException) -> bool:
     return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
-
-
-def _is_the_jobs(error: BaseException | None) -> bool:
-    """Whether it says that the handler has failed: not that this worker cannot run it, or that the program ends."""
-    leaves = () if error is None else leaves_of(error)
-    known = (Exception, SystemExit, trio.Cancelled)
-    return all(issubclass(type(leaf), known) and not issubclass(type(leaf), UnfitArguments) for leaf in leaves)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...describing import leaves_of
+from ...handlers import UnfitArguments
 from ...lines import BeyondLimit, Kind
 from .afresh import gives_up
 from .detours import HALF_WAY
@@ -43,14 +45,14 @@ async def is_still_to_come(
 ) -> bool:
     """The handler has ended so, `after` seconds in a plain await. `held_back`: a cancellation that waited for the end of the
     replay. Returns whether the handler was told nothing of the cancellation, and the history has it."""
-    history, cancelling, failures = durable.history, durable.cancelling, durable.failures
+    history, cancelling = durable.history, durable.cancelling
     reason = durable.running.cancel_reason
     # Where plain code failed first, its clean-ups were refused, whatever the replay came to meanwhile.
     interrupted = isinstance(durable.fatal, Interrupted)
     told = not interrupted and (cancelling.told or comes_from_a_cancellation(error))
     if not history.has_lines:
         return False
-    if not (_was_before(durable) or (cancelling.noted and not history.holds(Kind.CANCELLED))):
+    if not (_was_before(durable) or cancelling.is_written):
         if told and reason not in ("user", "deadline"):
             # A child that its block starts again goes on, as long as it has undone nothing.
             with suppress(RuntimeError, BeyondLimit):
@@ -60,15 +62,30 @@ async def is_still_to_come(
         await remember_at_the_end(durable, reason or held_back or "user", after)
     # A scope that the clean-up has opened may have added the cancellation, and waits for nothing. Written after the outcome, it
     # would be refused, and a retry go on as if nobody had cancelled (5 of 40 under load).
-    half_way = told and HALF_WAY not in history.replay.moments
+    half_way = told and _ends_half_way(durable, error)
     if half_way or history.gone_on < history.latest:
         with suppress(RuntimeError, BeyondLimit):
-            if half_way:
-                history.moment(
-                    HALF_WAY, failures.detour.certain([*failures.clean_ups.unanswered, *([error] if error else [])])
-                )
             await history.written()
     return not told
+
+
+async def times_out_half_way(durable: Durable, error: BaseException | None) -> None:
+    """The handler has ended so because its timeout has passed, and perhaps with a clean-up that did not end well."""
+    if durable.cancelling.is_written and _ends_half_way(durable, error):
+        # The lease may be lost, or the history have no room: then a retry counts the calls on.
+        with suppress(RuntimeError, BeyondLimit):
+            await durable.history.written()
+
+
+def _ends_half_way(durable: Durable, error: BaseException | None) -> bool:
+    """Remembers that an attempt has ended with its clean-up, and that it did not end well; not again if one before has. Returns
+    whether there is something to write."""
+    history, failures = durable.history, durable.failures
+    if HALF_WAY in history.replay.moments:
+        return False
+    with suppress(RuntimeError, BeyondLimit):
+        history.moment(HALF_WAY, failures.detour.certain([*failures.clean_ups.unanswered, *([error] if error else [])]))
+    return True
 
 
 async def remember_at_the_end(durable: Durable, reason: CancelReason, after: float) -> None:
@@ -121,3 +138,10 @@ def _highest_number(durable: Durable) -> int:
         return 0
     remembered = highest_number(replay.moments, (number - found.first_block for number in found.blocks))
     return max(remembered, highest_of(line.key for line in found.lines))
+
+
+def is_the_jobs(error: BaseException | None) -> bool:
+    """Whether it says that the handler has failed: not that this worker cannot run it, or that the program ends."""
+    leaves = () if error is None else leaves_of(error)
+    known = (Exception, SystemExit, trio.Cancelled)
+    return all(issubclass(type(leaf), known) and not issubclass(type(leaf), UnfitArguments) for leaf in leaves)
