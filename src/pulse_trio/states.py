@@ -110,7 +110,8 @@ def next_state(state: State, event: Event) -> State:
 class Case(NamedTuple):
     """All the facts that decide what becomes of a running job whose attempt has ended.
 
-    `outcome` is an `OutcomeKind` or "crashed": the job ran alone in a process of its own, and a witness saw that process die.
+    `outcome` is an `OutcomeKind`, "crashed" (the job ran alone in a process of its own, and a witness saw that process die) or
+    "overdue" (the handler has failed, and the job's deadline had passed).
     """
 
     outcome: str
@@ -132,14 +133,16 @@ class Rule(NamedTuple):
     event: Event
 
 
-OUTCOMES: Sequence[str] = (*get_args(OutcomeKind), "crashed")
+OUTCOMES: Sequence[str] = (*get_args(OutcomeKind), "crashed", "overdue")
 FAILURES = ("failed", "timeout", "discarded")
 """Outcomes that count as a failure of the handler."""
+_LISTED_AS = {"crashed": "rescued", "overdue": "failed"}
+"""How the list of attempts shows the outcomes that it has no word for."""
 
 RULES: Sequence[Rule] = (
     Rule(("completed",), "", Event.COMPLETE),
     Rule(OUTCOMES, "cancelling", Event.CANCEL),
-    Rule(("cancelled",), "", Event.CANCEL),
+    Rule(("cancelled", "overdue"), "", Event.CANCEL),
     Rule(("discarded",), "", Event.DISCARD),
     Rule(("snoozed",), "", Event.SNOOZE),
     Rule(("released",), "given_up", Event.DISCARD),
@@ -191,7 +194,7 @@ def decision_of(case: Case) -> Decision:
     else:
         raise ValueError(f"unknown outcome {case.outcome!r}")
     given_up = case.given_up and case.outcome == "released"
-    outcome = "discarded" if given_up else "rescued" if case.outcome == "crashed" else case.outcome
+    outcome = "discarded" if given_up else _LISTED_AS.get(case.outcome, case.outcome)
     return Decision(
         rule.event,
         _STORED_AS.get(rule.event) or next_state(State.RUNNING, rule.event),
@@ -204,6 +207,11 @@ def decision_of(case: Case) -> Decision:
 
 
 _STORED_AS = {Event.RELEASE: State.SCHEDULED, Event.RESCUE: State.RETRYABLE}
+
+
+def reported(outcome: Outcome) -> str:
+    """The outcome of an attempt, as it decides what becomes of the job."""
+    return "overdue" if outcome.cancelling and outcome.kind in FAILURES else outcome.kind
 
 
 def suspected(event: Event, suspect: bool, crashes: int, crash_limit: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -109,6 +109,36 @@ class Shop:
             "the rest": do(family.unfinished_clean_ups([self.job_id])) == [self.job_id],
         }
         return " and ".join(name for name, is_so in found.items() if is_so)
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize(("why", "said"), [("fails", "Step refund failed: ConnectionError"), ("takes too long", "CleanupCut: ")])
+async def test_a_clean_up_that_fails_when_the_deadline_of_a_running_job_has_passed_gets_one_try(
+    why: str, said: str, attempts: int, trees: Trees
+) -> None:
+    shop = Shop(trees, why)
+
+    @trees.handlers.job(durable=True, max_attempts=attempts, deadline=3600.0)
+    async def runs(job: Job) -> None:
+        charged = await job.step(shop.charge)
+        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage] -- it strikes here, and no machine is too slow
+        running.cancel("deadline")
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                await job.step(shop.refund, charged)  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    shop.job_id = trees.enqueue("runs")
+    await shop.burst()
+    assert (shop.state, trees.job(shop.job_id)["cancel_reason"]) == ("cancelled", "deadline")
+    outcome, error = shop.attempt
+    assert (outcome, error.partition(said)[1], trees.job(shop.job_id)["attempt"]) == ("failed", said, 1)
+    assert shop.after_a_retry == "the rest"
+    shop.client.retry(shop.job_id)
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", "refunded charge 1"])
+    assert shop.after_a_retry == "anew"
 
 
 @pytest.mark.parametrize("why", ["fails", "takes too long"])

@@ -88,7 +88,8 @@ def test_no_branch_of_fail_sql_is_without_a_case() -> None:
     ("found", "instead"),
     [
         ("WHEN j.cancelling THEN 'cancelled'", ""),
-        ("WHEN r.outcome = 'cancelled' THEN 'cancelled'", ""),
+        ("WHEN r.outcome IN ('cancelled', 'overdue') THEN 'cancelled'", ""),
+        ("WHEN r.outcome IN ('cancelled', 'overdue') THEN", "WHEN r.outcome IN ('cancelled') THEN"),
         ("WHEN r.outcome = 'discarded' THEN 'dead'", ""),
         ("WHEN u.given_up THEN 'dead'", ""),
         ("WHEN j.attempt < j.max_attempts THEN 'retryable'", ""),

@@ -10,9 +10,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pulse_trio import Discard, Job, Snooze
+from pulse_trio import Discard, Job, RetryAfter, Snooze
 from pulse_trio.jobs import CancelRequest
-from pulse_trio.observe import CancellationDelivered, DatabaseFound, DatabaseLost, JobEnded, JobStarted
+from pulse_trio.observe import CancellationDelivered, DatabaseFound, DatabaseLost, JobDied, JobEnded, JobStarted
 from pulse_trio.testing.memory import EPOCH, unavailable
 from support.stage import parts
 
@@ -550,6 +550,34 @@ async def test_a_running_job_is_cancelled_at_its_deadline_and_not_tried_again(sl
     assert log.entries == [(pytest.approx(began, abs=0.1), "start"), (pytest.approx(began + 45), ("deadline", None))]
     assert state_of(job) == ("cancelled", "deadline")
     assert not job.delivered
+
+
+@pytest.mark.parametrize("last_attempt", [False, True])
+@pytest.mark.parametrize(
+    ("word", "listed"),
+    [(ValueError("no refund"), "failed"), (Discard("no more"), "failed"), (RetryAfter(1), "failed"), (Snooze(1), "cancelled")],
+    ids=repr,
+)
+async def test_whatever_a_handler_says_when_its_deadline_has_passed_that_has_ended_the_job(
+    word: Exception, listed: str, stage: Stage, log: Log, events: Recorder, *, last_attempt: bool
+) -> None:
+    @stage.handlers.job
+    async def cleans_up(job: Job) -> None:
+        log(job.attempt)
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise word from None
+
+    job = stage.database.jobs[stage.enqueue("cleans_up", options=moments(deadline=5))]
+    if last_attempt:
+        job.max_attempts = 1
+    async with stage.working():
+        await trio.sleep(100)
+    assert log.what == [1]
+    assert state_of(job) == ("cancelled", "deadline")
+    assert [outcome for _, _, outcome in job.history] == [listed]
+    assert events.of(JobDied) == []
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -38,7 +38,7 @@ def settled_roots(client: SyncClient, ids: Sequence[int]) -> dict[int, int]:
 
 
 def unfinished(client: SyncClient, ids: Sequence[int]) -> list[int]:
-    """Those of these jobs that were cancelled, or ran out of time, and whose clean-up did not end: a retry does the rest of it."""
+    """Those of these jobs that were cut short and whose clean-up did not end: a retry does the rest of it."""
     found: list[int] = []
     for start in range(0, len(ids), _AT_ONCE):
         found += client.run(family.unfinished_clean_ups(ids[start : start + _AT_ONCE]))

@@ -1,8 +1,8 @@
 -- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze, a
 -- release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the row's
 -- own budget, and nowhere else. 'crashed' is a rescue by the witness: the job ran alone in a process of its own, and the worker
--- that started the process saw it die. Only such crashes count towards crash_limit. Fenced by (id, attempt, session). SKIP
--- LOCKED: it never waits, so it cannot deadlock. A job whose cancellation was requested ends as cancelled, whatever the
+-- that started the process saw it die. Only such crashes count towards crash_limit. 'overdue' is a failure of a job whose
+-- deadline had passed, which ends it. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock. A job whose cancellation was requested ends as cancelled, whatever the
 -- outcome, and its ledger row ends with it. (A request newer than this statement's snapshot shows on the row, which is locked,
 -- but its ledger row does not: a watchdog closes that.) A job whose arguments fit no handler of its worker is released with an
 -- error that begins with UnfitArguments: they may fit another version's. If nothing else happens to the job within `patience`,
@@ -27,7 +27,7 @@ WITH report AS MATERIALIZED (
          CASE WHEN j.cancelling THEN 'cancelled'
               WHEN u.given_up THEN 'dead'
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
-              WHEN r.outcome = 'cancelled' THEN 'cancelled'
+              WHEN r.outcome IN ('cancelled', 'overdue') THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
               -- The job ran alone, and its end was seen: no other job can be to blame.
               WHEN r.outcome = 'crashed' AND j.deaths + 1 >= c.crash_limit THEN 'dead'
@@ -73,13 +73,13 @@ WITH report AS MATERIALIZED (
 ), archived AS (
   INSERT INTO :"schema".job_archive (:part.archived, :part.archived_args, finished_at, failures, state, error, cancel_reason)
   SELECT :part.archived, :part.archived_args, clock_timestamp(),
-         least(failures, 2147483646) + (outcome IN ('failed', 'timeout', 'discarded'))::int,
+         least(failures, 2147483646) + (outcome IN ('failed', 'timeout', 'discarded', 'overdue'))::int,
          CASE next WHEN 'dead' THEN :state.dead ELSE :state.cancelled END,
          CASE next WHEN 'dead' THEN error END,
          CASE next WHEN 'cancelled' THEN coalesce(
            CASE outcome WHEN 'cancelled' THEN error END,
            (SELECT coalesce(c.reason, c.cause) FROM :"schema".cancellation c WHERE c.job_id = finished.id AND c.ended_at IS NULL LIMIT 1),
-           'user') END
+           CASE outcome WHEN 'overdue' THEN 'deadline' END, 'user') END
   FROM finished
 ), closed AS (
   UPDATE :"schema".cancellation c
@@ -92,7 +92,7 @@ WITH report AS MATERIALIZED (
   WHERE c.id = ANY (ARRAY[h.id]) AND coalesce(c.ended_at, 'infinity') = 'infinity'
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
-  SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' ELSE outcome END, error
+  SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' WHEN 'overdue' THEN 'failed' ELSE outcome END, error
   FROM held
 )
 -- tell_end: tells clients that wait for a finished job.

@@ -13,7 +13,7 @@ import psycopg
 from ..jobs import Outcome
 from ..observe import JobDied
 from ..sql import statement
-from ..states import retry_delay, storable
+from ..states import reported, retry_delay, storable
 from .arrays import fences, numbers, optional_numbers, texts
 from .rows import ROWS_FAULT, bury, each_alone, said_of
 
@@ -172,7 +172,7 @@ class OutcomeWriter:
         moved = await self.end_attempts(
             connection,
             fences([o.claim for o in outcomes]),
-            kinds=[o.kind for o in outcomes],
+            kinds=[reported(o) for o in outcomes],
             delays=[o.delay for o in outcomes],
             errors=[o.error for o in outcomes],
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...jobs import Claim, Outcome
-from ...states import FINISHED, Event, State, decide, is_suspect, suspected
+from ...states import FINISHED, Event, State, decide, is_suspect, reported, suspected
 from ...store import ClaimCursor, ClaimResult, Found, Limited, Settlement, Sweep
 from ...store.claimed import cursors_after, in_slot_order
 from .link import MemoryLink
@@ -126,7 +126,7 @@ class MemoryClaims(MemoryLink):
 
     def _end(self, job: MemoryJob, outcome: Outcome, *, alone: bool = False) -> None:
         decided = decide(
-            "crashed" if alone else outcome.kind,
+            "crashed" if alone else reported(outcome),
             job.attempt,
             job.max_attempts,
             cancelling=job.cancelling,
@@ -144,7 +144,7 @@ class MemoryClaims(MemoryLink):
                 job.error = None
             if event is Event.CANCEL:
                 told = outcome.error if outcome.kind == "cancelled" else None
-                job.cancel_reason, job.error = told or job.wished or job.cause, None
+                job.cancel_reason, job.error = told or job.wished or (job.cause if job.cancelling else "deadline"), None
             return
         job.crashes += decided.crashes
         job.deaths += decided.deaths

@@ -28,6 +28,7 @@ from ..jobs.job_states import HELD_BACK
 from .afresh import is_asked_by
 from .beginning import REFUSED
 from .detours import HALF_WAY
+from .failures import is_a_cancellation
 from .interrupted import Interrupted, is_undone
 from .once_more import is_still_to_come, is_the_jobs, remember_at_the_end, runs_once_more, times_out_half_way
 from .own_tasks import own_task
@@ -140,6 +141,11 @@ class Cancelling:
         return self.noted and not self._durable.history.holds(Kind.CANCELLED)
 
     @property
+    def ends_job(self) -> bool:
+        """Whether a failure of the handler ends the job, whose deadline has passed: no attempt has more to undo."""
+        return self.is_written or not self._durable.history.has_lines
+
+    @property
     def is_held_back(self) -> bool:
         """Whether one waits for the end of the replay."""
         return self._held_back is not None
@@ -210,7 +216,7 @@ class Cancelling:
 
     def task_failed(self, error: BaseException) -> None:
         """A task of the job's own nursery ends with an exception."""
-        self._failed = self._failed or not _is_a_cancellation(error)
+        self._failed = self._failed or not is_a_cancellation(error)
 
     @property
     def a_task_failed(self) -> bool:
@@ -231,7 +237,7 @@ class Cancelling:
         told = self._undone is True and all(
             issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)
         )
-        if told or _is_a_cancellation(error):
+        if told or is_a_cancellation(error):
             return True
         ends_so = failures.each_attempt_ends_so(error) or failures.has_undone(error)
         undone = self._undone is not False and failures.clean_ups.failed is None
@@ -263,7 +269,7 @@ class Cancelling:
         # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
         with trio.CancelScope(shield=True):
             await durable.running.children_ended()
-            if reason in HELD_BACK and not self.noted and (undone or (error and not _is_a_cancellation(error))):
+            if reason in HELD_BACK and not self.noted and (undone or (error and not is_a_cancellation(error))):
                 await remember_at_the_end(durable, reason, 0.0)
         # Without a durable call since it no line tells of it. What was called because an undo had failed need not come again.
         if (
@@ -392,7 +398,3 @@ class Cancelling:
             again.timer.cancel()
             if again.watch is not None:
                 again.watch.ends()
-
-
-def _is_a_cancellation(error: BaseException) -> bool:
-    return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))

@@ -317,6 +317,11 @@ def reasons_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseE
                 left += [one for one in came_from if one is not None]
 
 
+def is_a_cancellation(error: BaseException) -> bool:
+    """Whether nothing but `Cancelled` is in it."""
+    return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
+
+
 def comes_from_a_cancellation(error: BaseException | None) -> bool:
     """Whether a `Cancelled` is in it, or among what it came from."""
     return error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in reasons_of(error))

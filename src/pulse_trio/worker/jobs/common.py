@@ -78,11 +78,23 @@ class Common:
     run: OwnRun
 
 
+class Cancellation(Protocol):
+    """That of a durable handler's attempt."""
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether a failure of the handler ends the job, whose deadline has passed: no attempt has more to undo."""
+        ...
+
+
 class Attempt(DurableCalls, Protocol):
     """A durable handler's attempt."""
 
     fatal: Exception | None
     """What it ends with, whatever the handler does with it."""
+
+    @property
+    def cancelling(self) -> Cancellation: ...
 
     async def transaction_begins(self) -> None:
         """`job.transaction()` is about to begin. Returns when the history of the attempts before is used up; raises what a

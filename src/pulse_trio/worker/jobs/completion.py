@@ -3,6 +3,7 @@ was to be cancelled."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -14,7 +15,7 @@ from ...errors import NotDurable, ReplayMismatch
 from ...handlers import UnfitValue, encode_result
 from ...jobs import Outcome
 from ...lines import BeyondLimit
-from ...states import retry_delay
+from ...states import FAILURES, outcome_of_cancel, retry_delay
 
 if TYPE_CHECKING:
     from ...codec import Codec
@@ -56,10 +57,22 @@ def in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
         return replace(outcome, cancelling=True) if job.asked else outcome
     if job.cut is not None:
         outcome = _cut(job, outcome, job.cut)
+    if job.job_deadline < math.inf and job.cancel_reason == "deadline":
+        outcome = _overdue(job, outcome)
     # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
     # job wait no longer than that, and the failure is on record.
     left = max(0.0, job.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
+
+
+def _overdue(job: RunningJob, outcome: Outcome) -> Outcome:
+    """The outcome of a job whose deadline has passed while its handler ran, and that has ended otherwise than by that: with a
+    failure of its clean-up, say, which gets no second try."""
+    if outcome.kind == "snoozed":
+        return outcome_of_cancel(job.claim, "deadline") or outcome
+    if outcome.kind not in FAILURES or (hasattr(job, "durability") and not job.durability.cancelling.ends_job):
+        return outcome
+    return replace(outcome, delay=0.0, cancelling=True)
 
 
 def _cut(job: RunningJob, outcome: Outcome, said: str) -> Outcome:
