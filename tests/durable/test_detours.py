@@ -46,12 +46,17 @@ class World:
         if self.times_out:
             if self.job.attempt == 1:
                 running.cancel("timeout")
-            await trio.sleep_forever()
+            return await self.is_cut_short()
         if self.client is None:
             return await self.job.wait_for_event("go")
         self.client.cancel(self.job.id)
         running.ask(CancelRequest("user", None))
-        await trio.sleep_forever()
+        await self.is_cut_short()
+
+    async def is_cut_short(self) -> None:
+        """The cancellation comes again where it came, and not 10 s later wherever the code is."""
+        await trio.sleep(8)
+        raise AssertionError("it was not cut short")
 
     async def connects(self, what: str) -> None:
         """Plain code in front of a step."""

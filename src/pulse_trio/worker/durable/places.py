@@ -30,28 +30,43 @@ _CALLS = ("pulse_trio.worker.durable.keys", "pulse_trio.worker.durable.entering"
 
 
 def place_of_the_cut() -> tuple[str, ...] | None:
-    """The functions of the current task and their lines, the outermost first, to that which the exception that is handled now
-    has left an await of. Empty: that is not known. None: it has left a durable call."""
-    error = sys.exception()
-    if error is not None and any(_is_of_a_call(frame) for leaf in leaves_of(error) for frame, _ in _left_by(leaf)):
+    """The functions of the current task and their lines, the outermost first, to that which the cancellation that is handled
+    now has left an await of. Empty: that is not known. None: it has left a durable call."""
+    came_from = list(_to_the_cancellation(sys.exception()))
+    if came_from and any(_is_of_a_call(frame) for leaf in leaves_of(came_from[-1]) for frame, _ in _left_by(leaf)):
         return None
-    left = dict(_left_by(error))
+    # What plain code of a clean-up has raised meanwhile has left the same function at another line.
+    by_all = [of_frame for error in came_from for of_frame in _left_by(error)]
+    left = dict(by_all)
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- a coroutine that runs says nothing
     while frame is not None and not runs_tasks(frame.f_globals.get("__name__")):
         frames.append(frame)
         frame = frame.f_back
     # The last that it has left: those further in have ended, and what cleans up has begun since.
-    inner = next((one for one in reversed(left) if one in frames), None)
+    inner = next((one for one, _ in reversed(by_all) if one in frames), None)
     if inner is None:
         return ()
     outer = frames[frames.index(inner) + 1 :]
     return _place([*((one, one.f_lineno) for one in reversed(outer)), (inner, left[inner])])
 
 
-def _left_by(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:
+def _to_the_cancellation(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and each that was handled when it was raised, to the one in which a `Cancelled` is. If there is none: the
+    exception alone."""
+    found, seen = list[BaseException](), set[int]()
+    while error is not None and id(error) not in seen:
+        found.append(error)
+        if any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
+            return iter(found)
+        seen.add(id(error))
+        error = error.__context__
+    return iter(found[:1])
+
+
+def _left_by(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """The frames that an exception has left, and their lines, the outermost first."""
-    traceback = error.__traceback__ if error is not None else None
+    traceback = error.__traceback__
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lineno
         traceback = traceback.tb_next
