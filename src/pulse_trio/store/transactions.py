@@ -107,6 +107,8 @@ class Begun:
         self.claim: Claim | None = None
         """Whose completion is in one message with COMMIT."""
         self.committing = False
+        self.lost = False
+        """Whether the connection was lost before it was known to be committed."""
         self._schema = schema
         self._keep = keep
         self._limits = TimeLimits.of(connection)
@@ -249,6 +251,7 @@ class FencedTransactions:
                     if not begun.committed:
                         await begun.commit()
                 except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
+                    begun.lost = begun.connection.broken
                     is_unknown = begun.committing and not begun.committed and begun.connection.closed
                     self._close_if_unfit(begun.connection, error)
                     if is_unknown:

@@ -35,7 +35,7 @@ class MemoryBegun:
         self.connection = MemoryConnection()
         self.outcome: Outcome | None = None
         self.lines: Lines | None = None
-        self.committed = False
+        self.committed = self.lost = False
         self._store = store
 
     async def complete(self, outcome: Outcome) -> bool | None:

@@ -49,6 +49,9 @@ class Begun(Protocol):
     @property
     def connection(self) -> Any: ...
 
+    @property
+    def lost(self) -> bool: ...
+
     async def remember(self, lines: Lines) -> bool | None: ...
 
 

@@ -24,7 +24,7 @@ from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .afresh import is_asked_by
 from .beginning import begin
-from .failures import mark
+from .failures import mark, reasons_of
 from .reordering import begin_anew_if_lines_are_left
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _TEXT = 4000
 """Characters of a step's exception that are remembered."""
 _LOCKED_PAUSE = 0.02
 """Seconds until a row that another transaction has locked (a beat, most often) is tried again."""
+_TOO_SLOW = ("25P03", "25P04", "57P05")
+"""PostgreSQL's `idle_in_transaction_session_timeout`, `transaction_timeout` and `idle_session_timeout`."""
 _DURABLE_CALLS = frozenset(
     (
         "step",
@@ -103,7 +105,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     if line is not None:
         return remembered(durable, function, line)
     limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
-    undoes = running.cancel_reason is not None
+    undoes, begun = running.cancel_reason is not None, None
     try:
         # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
         with trio.CancelScope() as decided:
@@ -148,6 +150,9 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(error)
             raise
+        if begun is not None and begun.lost and not _is_ended_for_its_idleness(error):
+            said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
+            raise durable.fail(DatabaseUnavailable(storable(said)[:_TEXT])) from error
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error, undoes=undoes)
@@ -155,6 +160,11 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         raise failed from error
     raise AssertionError("this scope is not cancelled")
+
+
+def _is_ended_for_its_idleness(error: BaseException) -> bool:
+    """Whether PostgreSQL has closed the connection because the step has let its transaction stand too long, as it would again."""
+    return any(getattr(leaf, "sqlstate", None) in _TOO_SLOW for leaf in reasons_of(error))
 
 
 def _keep_room(durable: Durable) -> None:
