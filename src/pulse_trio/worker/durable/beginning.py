@@ -16,6 +16,7 @@ from .half_undone import check_undone
 from .interrupted import note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
+from .told_apart import note_what_it_undoes, told_apart
 
 if TYPE_CHECKING:
     from .calls import CallKind
@@ -45,7 +46,10 @@ async def begin(
         DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
     """
     await _may_begin(durable, what)
-    if durable.history.replay.unopened.waits.marks:
+    unopened, counted = durable.history.replay.unopened, given if key is None else None
+    if counted is not None and unopened.within:
+        name = told_apart(durable, name, counted)
+    if unopened.waits.marks:
         await _check_undone(durable, Call(kind, key or f"{durable.keys.count + 1}:{kind}", name))
     call = Call(kind, "", name)
     call.handles = sys.exception()
@@ -58,13 +62,15 @@ async def begin(
         raise durable.fatal
     # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
     stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
-    if durable.history.replay.unopened.suspects:
+    if unopened.suspects:
         with durable.awaiting(stands):
             await check_blocks(durable, call)
     if call.handles is not None:
-        if durable.history.replay.unopened.has_more:
+        if unopened.has_more:
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
+        if counted is not None:
+            note_what_it_undoes(durable, call, counted)
         decided = durable.history.holds_what_came_before
         if note_plain_failure(durable, call):
             # Together with that: a block whose body has failed would be open again if the worker were lost between the two.

@@ -85,7 +85,7 @@ class Detour:
         number = durable.keys.count + 1
         what = f"{call.kind} {call.name}"
         if given is not None:
-            what = f"{what} {_digest_of(durable.running.claim.id, *given)}"
+            what = what_of(durable, call.name, given)
         if HALF_WAY in durable.history.replay.moments:
             self.check(durable, call, does=what)
             left = self._found(durable)
@@ -113,6 +113,11 @@ class Detour:
                 highest_of(line.key for line in lines), highest_number(replay.moments, ()), *self._left, 0
             )
         return self._left
+
+
+def what_of(durable: Durable, name: str, given: Given) -> str:
+    """What a step does: its name, and a digest of its function and arguments."""
+    return f"step {name} {_digest_of(durable.running.claim.id, *given)}"
 
 
 def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any]) -> str:

@@ -166,7 +166,7 @@ def failed_before(durable: Durable, what: str) -> FailedBefore:
 
 def _failed_before(failure: str, what: object) -> FailedBefore:
     return FailedBefore(
-        f"an attempt before failed here ({failure}), and its worker was lost before the handler had undone what it had done. "
+        f"an attempt before failed here ({failure}), and the handler has not undone all that it had done. "
         f"This attempt has not failed, so {what} fails instead, to be answered as that was",
         failure,
     )

@@ -163,7 +163,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
 
 
 def _is_ended_for_its_idleness(error: BaseException) -> bool:
-    """Whether PostgreSQL has closed the connection because the step has let its transaction stand too long, as it would again."""
+    """Whether PostgreSQL has closed the connection because the step let its transaction stand too long, as it would again."""
     return any(getattr(leaf, "sqlstate", None) in _TOO_SLOW for leaf in reasons_of(error))
 
 
