@@ -141,6 +141,41 @@ async def test_a_clean_up_that_fails_when_the_deadline_of_a_running_job_has_pass
     assert shop.after_a_retry == "anew"
 
 
+@pytest.mark.parametrize("awaits", [False, True])
+async def test_a_call_that_begins_when_the_deadline_has_passed_in_plain_code_is_none_of_the_clean_up(
+    trees: Trees, *, awaits: bool
+) -> None:
+    """Trio cancels at the next await. Each retry was a `ReplayMismatch`."""
+    shop = Shop(trees, "fails")
+
+    async def note() -> None:
+        if awaits:
+            await trio.lowlevel.checkpoint()
+        shop.bank.append("noted")
+
+    @trees.handlers.job(durable=True, deadline=3600.0)
+    async def parses(job: Job) -> None:
+        charged = await job.step(shop.charge)
+        try:
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage] -- plain code that takes an hour
+            if job.attempt == 1:
+                running.job_deadline = running.scope_nursery.cancel_scope.deadline = trio.current_time()
+            await job.step(note)
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                await job.step(shop.refund, charged)  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    shop.job_id = trees.enqueue("parses")
+    await shop.burst()
+    assert (shop.state, shop.after_a_retry) == ("cancelled", "the rest")
+    shop.client.retry(shop.job_id)
+    await shop.burst()
+    noted = [] if awaits else ["noted"]
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", *noted, "refunded charge 1"])
+    assert shop.after_a_retry == "anew"
+
+
 @pytest.mark.parametrize("why", ["fails", "takes too long"])
 async def test_a_retry_does_the_rest_of_a_clean_up_that_failed_or_was_cut_and_the_next_one_begins_anew(
     why: str, trees: Trees

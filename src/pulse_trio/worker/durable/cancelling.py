@@ -199,7 +199,8 @@ class Cancelling:
         """A call begins (it has asked for the reason) in a task that was cancelled, in a clean-up: what was cut short may have
         been no durable call. What is done now rests on the cancellation, and has numbers above those of what came before."""
         struck = self._durable.running.reason is not None or is_struck(self._durable)
-        if not struck or (trio.current_effective_deadline() == -math.inf and not self._is_cut_in_a_clean_up()):
+        # Also if that passed in plain code: the next await is cut short.
+        if not struck or (trio.current_effective_deadline() <= trio.current_time() and not self._is_cut_in_a_clean_up()):
             return
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
@@ -381,9 +382,8 @@ class Cancelling:
 
     def _is_of_main(self, line: Line) -> bool:
         """Whether the main task, which begins a call, would not have begun that one."""
-        found, ours = stood(line), {scope.key for scope in self._durable.scopes if scope.in_main}
-        begun = found.begun or found.count
-        return self._durable.keys.count >= begun and (line.kind is Kind.CANCELLED or line.key in ours)
+        ours = {scope.key for scope in self._durable.scopes if scope.in_main}
+        return self._has_begun(stood(line)) and (line.kind is Kind.CANCELLED or line.key in ours)
 
     def comes_now(self) -> None:
         """It comes again wherever the code is."""
