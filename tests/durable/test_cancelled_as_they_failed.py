@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Handlers, Job, RetryAfter, Snooze, SyncClient
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.worker.durable import once_more
 
 if TYPE_CHECKING:
@@ -45,6 +45,55 @@ async def test_it_runs_once_more_and_undoes_what_it_has_done(trees: Trees, failu
     found = trees.job(job_id)
     assert (found["state"], found["attempt"], calls) == ("cancelled", 2, ["charge", "refund"])
     assert SyncClient(trees.dsn).job(job_id).cancel_reason == "user"
+
+
+@pytest.mark.parametrize(("ends", "attempts"), [("raises", 1), ("Discard", 3), ("RetryAfter(afresh=True)", 3)])
+@pytest.mark.parametrize("undo_fails", [False, True])
+async def test_one_that_ends_for_good_does_what_of_its_compensation_has_failed(
+    trees: Trees, ends: str, attempts: int, *, undo_fails: bool
+) -> None:
+    """It was cancelled, with a charge that was not refunded, and owed nothing."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    async def undo(job: Job) -> None:
+        if job.attempt == 1:
+            trees.window.run("SELECT cancel(%s)", job.id)
+            if undo_fails:
+                raise OSError("down")
+        calls.append("refund")
+
+    async def ship(job: Job) -> None:
+        if job.attempt == 1:
+            raise ValueError("no box")
+
+    @trees.handlers.job(durable=True, max_attempts=attempts)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            try:
+                await job.step(ship, job)
+            except Exception:
+                with job.cleanup():
+                    await job.step(undo, job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                raise
+        except Exception as error:
+            if ends == "Discard":
+                raise Discard("undone") from error
+            if ends != "raises":
+                raise RetryAfter(0, afresh=True) from error
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    if row["owes"]:
+        SyncClient(trees.dsn).retry(job_id)
+        await trees.burst(log=False)
+        (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    assert (trees.job(job_id)["state"], calls, row["owes"]) == ("cancelled", ["charge", "refund"], False)
 
 
 async def test_one_that_fails_whenever_it_runs_ends_all_the_same(trees: Trees) -> None:

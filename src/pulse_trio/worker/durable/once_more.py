@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...describing import leaves_of
+from ...errors import FailedBefore
 from ...handlers import UnfitArguments
 from ...lines import BeyondLimit, Kind
 from .afresh import gives_up
@@ -104,6 +105,8 @@ async def runs_once_more(durable: Durable, error: BaseException | None) -> bool:
     resumed, history = durable.history.replay.resumed, durable.history
     if resumed is None or not resumed.cancelling:
         return True
+    if error is not None and _comes_again(durable, error):
+        return False
     for_good = error is not None and gives_up(error)
     begun = history.replay.moments.get(ONCE_MORE, 0.0)
     if begun >= (MOST_DISCARDED if for_good else MOST):
@@ -113,6 +116,15 @@ async def runs_once_more(durable: Durable, error: BaseException | None) -> bool:
         await history.written()
         return True
     return False
+
+
+def _comes_again(durable: Durable, error: BaseException) -> bool:
+    """Whether each attempt would end with this, and be told nothing of the cancellation: that of an undo that had failed, say."""
+    replay = durable.history.replay
+    if not replay.over and (replay.next_line is None or replay.next_line.kind is not Kind.CANCELLED):
+        return False
+    known = any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error))
+    return known or durable.failures.each_attempt_ends_so(error)
 
 
 def _stood_at_the_end(durable: Durable, reason: CancelReason, after: float) -> Stood:
