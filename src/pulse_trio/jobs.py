@@ -112,9 +112,8 @@ class PermitClaim(Claim, frozen=True, gc=False, eq=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
-    `cancelling`: the handler completed although it had been asked to cancel, or failed when its deadline had passed. `span`:
-    its traceparent, for the next attempt."""
+    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `cancelling`: the handler
+    completed though it was to cancel, or failed when its deadline had passed; `span`: its traceparent, for the next attempt."""
 
     claim: Claim
     kind: OutcomeKind | Literal["suspended"]

@@ -239,6 +239,22 @@ async def test_what_runs_in_quarantine_is_given_back_when_the_worker_stops(dsn: 
     assert rows(dsn, "SELECT running, deaths, max_attempts - attempt FROM pulse.quarantine") == [(False, 0, 20)]
 
 
+async def test_a_worker_that_stops_while_a_process_of_its_quarantine_starts_has_interrupted_nothing(
+    dsn: str, processes: Processes
+) -> None:
+    """It ended with exit code 3, as if its grace period had passed."""
+    (processes.folder / "app.py").rename(processes.folder / "whole.py")
+    (processes.folder / "app.py").write_text("from whole import *\n")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
+    await worker.line("started: all queues")
+    (processes.folder / "app.py").write_text("import signal\nsignal.pause()\n")
+    (job_id,) = suspects(dsn, "neighbour")
+    await in_quarantine(worker, job_id)
+    worker.send(signal.SIGTERM)
+    assert await worker.ended(within=SOON) == 0
+    assert attempts(dsn, job_id) == [("released", "the worker stopped before the job had ended")]
+
+
 async def test_sigusr1_lets_what_runs_in_quarantine_go_on_and_nothing_else_begin(
     dsn: str, processes: Processes
 ) -> None:

@@ -112,7 +112,9 @@ class Shop:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-@pytest.mark.parametrize(("why", "said"), [("fails", "Step refund failed: ConnectionError"), ("takes too long", "CleanupCut: ")])
+@pytest.mark.parametrize(
+    ("why", "said"), [("fails", "Step refund failed: ConnectionError"), ("takes too long", "CleanupCut: ")]
+)
 async def test_a_clean_up_that_fails_when_the_deadline_of_a_running_job_has_passed_gets_one_try(
     why: str, said: str, attempts: int, trees: Trees
 ) -> None:

@@ -555,7 +555,12 @@ async def test_a_running_job_is_cancelled_at_its_deadline_and_not_tried_again(sl
 @pytest.mark.parametrize("last_attempt", [False, True])
 @pytest.mark.parametrize(
     ("word", "listed"),
-    [(ValueError("no refund"), "failed"), (Discard("no more"), "failed"), (RetryAfter(1), "failed"), (Snooze(1), "cancelled")],
+    [
+        (ValueError("no refund"), "failed"),
+        (Discard("no more"), "failed"),
+        (RetryAfter(1), "failed"),
+        (Snooze(1), "cancelled"),
+    ],
     ids=repr,
 )
 async def test_whatever_a_handler_says_when_its_deadline_has_passed_that_has_ended_the_job(

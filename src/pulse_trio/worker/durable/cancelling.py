@@ -200,7 +200,9 @@ class Cancelling:
         been no durable call. What is done now rests on the cancellation, and has numbers above those of what came before."""
         struck = self._durable.running.reason is not None or is_struck(self._durable)
         # Also if that passed in plain code: the next await is cut short.
-        if not struck or (trio.current_effective_deadline() <= trio.current_time() and not self._is_cut_in_a_clean_up()):
+        if not struck or (
+            trio.current_effective_deadline() <= trio.current_time() and not self._is_cut_in_a_clean_up()
+        ):
             return
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:

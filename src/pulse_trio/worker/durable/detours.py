@@ -115,12 +115,12 @@ class Detour:
         return self._left
 
 
-def what_of(durable: Durable, name: str, given: Given) -> str:
-    """What a step does: its name, and a digest of its function and arguments."""
-    return f"step {name} {_digest_of(durable.running.claim.id, *given)}"
+def what_of(durable: Durable, name: str, given: Given, *, with_owner: bool = True) -> str:
+    """What a step does: its name, and a digest of its arguments and, if it is a method, of its object (`with_owner`)."""
+    return f"step {name} {_digest_of(durable.running.claim.id, *given, with_owner=with_owner)}"
 
 
-def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any]) -> str:
+def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any], *, with_owner: bool) -> str:
     """What stands for the arguments of a step. It is keyed by the job's id, so that those of two jobs do not look alike."""
     digest = blake2b(key=str(job_id).encode(), digest_size=_SIZE)
     for arg in args:
@@ -132,7 +132,7 @@ def _digest_of(job_id: int, function: Callable[..., Any], args: Sequence[Any]) -
             _add(digest, name)
             _add(digest, arg)
         function = function.func
-    if (owner := getattr(function, "__self__", None)) is not None:
+    if with_owner and (owner := getattr(function, "__self__", None)) is not None:
         _add_owner(digest, owner)
     return digest.hexdigest()
 

@@ -119,7 +119,7 @@ async def runs_once_more(durable: Durable, error: BaseException | None) -> bool:
 
 
 def _comes_again(durable: Durable, error: BaseException) -> bool:
-    """Whether each attempt would end with this, and be told nothing of the cancellation: that of an undo that had failed, say."""
+    """Whether each attempt would end with this, before it is told of the cancellation: with the failure of an undo, say."""
     replay = durable.history.replay
     if not replay.over and (replay.next_line is None or replay.next_line.kind is not Kind.CANCELLED):
         return False

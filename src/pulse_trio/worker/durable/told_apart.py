@@ -3,7 +3,8 @@
 A job that fails by itself may undo things on several levels, and plain code of an inner clean-up fail in one attempt. It is
 remembered then what the calls of the outer one do. In the next attempt, in which it does not fail, the first call of the inner
 one has the number of such a call, and fails as that code did (half_undone.py). Where one function undoes all it was taken for
-that call: it was never done, and the outer one twice.
+that call: it was never done, and the outer one twice. The object of a method does not count: an attribute that has changed
+meanwhile would tell the same call from itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def told_apart(durable: Durable, name: str, given: Given) -> str:
     had = durable.history.replay.unopened.within.get(f"{number}:{_UNDOES}")
     if had is None or not durable.history.replay.has_line(f"{number}:step") or _handles_plain_failure(durable):
         return name
-    return name if had == what_of(durable, name, given) else f"{name} with other arguments"
+    return name if had == what_of(durable, name, given, with_owner=False) else f"{name} with other arguments"
 
 
 def note_what_it_undoes(durable: Durable, call: Call, given: Given) -> None:
@@ -44,7 +45,9 @@ def note_what_it_undoes(durable: Durable, call: Call, given: Given) -> None:
         return
     if not durable.cancelling.noted and _handles_plain_failure(durable):
         number = durable.keys.count
-        durable.history.moment(f"{number}:{_UNDOES}", float(number), what_of(durable, call.name, given))
+        durable.history.moment(
+            f"{number}:{_UNDOES}", float(number), what_of(durable, call.name, given, with_owner=False)
+        )
 
 
 def _handles_plain_failure(durable: Durable) -> bool:

@@ -30,6 +30,7 @@ import trio
 from ...errors import DatabaseUnavailable, StatementRefused
 from ...observe import BadRow, QuarantineStarted
 from ...postgres import reconnect_delay
+from ...states import STOPPED
 from ..jobs.kept import BeatStore, Kept
 from ..signal import Signal
 from .orders import SESSION_VARIABLE, Leave, encode, run_order
@@ -328,7 +329,8 @@ class Quarantine:
         words = ward.spawned.words.read()
         ward.spawned.words.close()
         patient = ward.patient
-        if ward.told_to_stop and (process.returncode == _RELEASED or not patient.done.is_set()):
+        begun = patient.taken.is_set()
+        if ward.told_to_stop and begun and (process.returncode == _RELEASED or not patient.done.is_set()):
             self._tally.released += 1
         if patient.done.is_set():
             return
@@ -336,8 +338,8 @@ class Quarantine:
             if ward.stuck:
                 await self._verdicts.settle(patient, ward.stuck)
             elif ward.told_to_stop:
-                await self._verdicts.give_back(patient, 0.0)
-            elif not patient.taken.is_set():
+                await self._verdicts.give_back(patient, 0.0, STOPPED)
+            elif not begun:
                 if not ward.up.is_set():
                     self._looks.pause(NOT_UP_PAUSE)
                 await self._verdicts.did_not_come_up(ward)

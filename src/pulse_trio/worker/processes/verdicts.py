@@ -73,9 +73,9 @@ class Verdicts:
         """Writes the outcomes that the process could not write."""
         await self._until_written(patient, lambda: self._settle(outcomes))
 
-    async def give_back(self, patient: Patient, delay: float) -> None:
+    async def give_back(self, patient: Patient, delay: float, why: str = GIVEN_BACK) -> None:
         """Releases the job unfinished; it is due again after `delay` seconds."""
-        released = Outcome(patient.claim, "released", delay=delay, error=GIVEN_BACK)
+        released = Outcome(patient.claim, "released", delay=delay, error=why)
         await self._until_written(patient, lambda: self._settle([released]))
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> bool | None:
