@@ -112,7 +112,7 @@ class PermitClaim(Claim, frozen=True, gc=False, eq=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `cancelling`: the handler
+    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until it is due again; `cancelling`: it has
     completed though it was to cancel, or failed when its deadline had passed; `span`: its traceparent, for the next attempt."""
 
     claim: Claim

@@ -99,7 +99,7 @@ async def test_a_call_with_other_arguments_is_the_same_where_plain_code_fails_ag
             raise OSError(f"no connection after {job.attempt} s")
         except OSError as failed:
             with job.cleanup():
-                await job.step(note, str(failed))  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.step(note, str(failed))  # noqa: ASYNC120 -- job.cleanup() is the shield
             raise
 
     job_id = trees.enqueue("order")

@@ -137,7 +137,7 @@ class Cancelling:
 
     @property
     def is_written(self) -> bool:
-        """Whether the history says that a clean-up has begun."""
+        """Whether the history says so."""
         return self.noted and not self._durable.history.holds(Kind.CANCELLED)
 
     @property
@@ -199,18 +199,16 @@ class Cancelling:
         """A call begins (it has asked for the reason) in a task that was cancelled, in a clean-up: what was cut short may have
         been no durable call. What is done now rests on the cancellation, and has numbers above those of what came before."""
         struck = self._durable.running.reason is not None or is_struck(self._durable)
-        # Also if that passed in plain code: the next await is cut short.
-        if not struck or (
-            trio.current_effective_deadline() <= trio.current_time() and not self._is_cut_in_a_clean_up()
-        ):
+        # A deadline that has passed in plain code cuts the next await short.
+        is_cut = trio.current_effective_deadline() <= trio.current_time()
+        if not struck or (is_cut and not self._is_cut_in_a_clean_up()):
             return
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
             self._durable.keys.go_on_after(self._count)
 
     def _is_cut_in_a_clean_up(self) -> bool:
-        """Whether the caller is in a clean-up of the cancelled job whose time is over: its calls come to nothing, and the
-        cancellation came before them."""
+        """Whether the caller is in a clean-up of the cancelled job whose time is over: its calls come to nothing."""
         nursery = self._durable.running.scope_nursery
         if nursery is None or self._durable.running.cancel_reason is None:
             return False
