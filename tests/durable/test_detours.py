@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, SyncClient
+from pulse_trio import Discard, Job, RetryAfter, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
 
@@ -402,6 +402,61 @@ async def test_what_a_retry_does_of_the_clean_up_of_a_timeout_that_failed_half_w
     assert wrong == {}
     assert {trees.job(job_id)["state"] for job_id in ids} == {"dead"}
     assert trees.window.do(family.unfinished_clean_ups(ids)) == []
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("ends", ["raises", "Discard", "RetryAfter(afresh=True)"])
+async def test_the_clean_up_of_a_timeout_is_finished_by_a_retry_whatever_its_handler_says_then(
+    trees: Trees, ends: str, *, cancelled: bool
+) -> None:
+    """A person may cancel the job meanwhile: then it is cancelled, also after the retry. Where the handler would begin afresh a
+    refund was paid twice and another never, or the job began anew that a person had cancelled."""
+    client, calls, fails = SyncClient(trees.dsn), list[str](), ["undo c"]
+
+    async def do(what: str) -> None:
+        if what in fails:
+            fails.remove(what)
+            if cancelled:
+                client.cancel(job_id)
+            raise OSError(f"{what} is down")
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, timeout=60, max_attempts=1)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(do, "a")
+            try:
+                await job.step(do, "b")
+                await job.step(do, "c")
+                if job.attempt == 1:
+                    running: Any = job._runtime  # pyright: ignore[reportPrivateUsage] -- its time is over
+                    running.cancel("timeout")
+                await trio.sleep_forever()
+            except BaseException:
+                with job.cleanup():
+                    await job.step(do, "undo c")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await job.step(do, "undo b")  # noqa: ASYNC102 -- as above
+                raise
+        except BaseException:
+            with job.cleanup():
+                await job.step(do, "undo a")  # noqa: ASYNC102 -- as above
+            if job.cancel_reason == "timeout" and ends == "Discard":
+                raise Discard("it took too long") from None  # noqa: ASYNC104 -- as cancel.md shows
+            if job.cancel_reason == "timeout" and ends != "raises":
+                raise RetryAfter(3600, afresh=True) from None  # noqa: ASYNC104 -- as above
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    first = "cancelled" if cancelled else "dead"
+    assert (trees.job(job_id)["state"], calls) == (first, ["a", "b", "c", "undo a"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+    client.retry(job_id)
+    await trees.burst(log=False)
+    found = trees.job(job_id)
+    assert calls == ["a", "b", "c", "undo a", "undo c", "undo b"], found["error"]
+    assert found["state"] == ("cancelled" if cancelled else "dead")
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
 
 
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "in a plain await"])

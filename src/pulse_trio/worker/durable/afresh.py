@@ -41,34 +41,35 @@ def _says_so(error: BaseException) -> bool:
         return False
 
 
-async def remember(durable: Durable, error: BaseException) -> None:
+async def remember(durable: Durable, error: BaseException) -> Discard | None:
     """The handler ends with `error`. Remembers that the next attempt begins from the beginning, if that says so: not of a job
     that is being cancelled, and not before the replay has come to all that was done, which the handler cannot have undone.
 
-    Raises `Discard` where a clean-up of this attempt has failed: each later one would come to the same."""
+    Returns what it ends with instead where a clean-up of this attempt has failed: each later one would come to the same."""
     running, history = durable.running, durable.history
     if not is_asked_by(error) or running.cancel_reason not in (None, "timeout") or durable.cancelling.is_held_back:
-        return
+        return None
     if durable.fatal is not None or not history.replay.over or not history.replay.unopened.is_empty:
-        return
+        return None
     if (failure := durable.failures.clean_ups.failed) is not None:
-        raise Discard(
+        return Discard(
             f"the handler asks for RetryAfter(afresh=True), but a job.cleanup() of it has failed ({headline_of(failure)}), so "
             "not all that it did is undone, and its history is kept. Undo the rest by hand, then run it again from the "
             f"beginning: pulse-trio jobs retry {running.claim.id} --afresh. A step in job.cleanup() may try again itself"
-        ) from error
+        )
     # Tasks in `job.nursery` may still clean up. One that fails has not undone its part.
     if running.scope_nursery is not None:
         running.scope_nursery.cancel_scope.cancel()
     with trio.CancelScope(shield=True):
         await running.children_ended()
         if durable.cancelling.a_task_failed or not history.has_lines:
-            return
+            return None
         history.room.cleans_up = True
         # The lease may be lost: then the next attempt replays.
         with suppress(RuntimeError, BeyondLimit):
             history.moment(AFRESH, 0.0, anew=True)
             await history.written()
+    return None
 
 
 def is_to_begin(found: Resumed) -> bool:

@@ -232,7 +232,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             steps = reason is not None and (reason != "timeout" or durable.cancelling.is_written)
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
-        await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        given_up = await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = _came_too_early(durable)
         again = again or await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:
@@ -244,6 +244,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
                 raise ending  # noqa: ASYNC104, B904 -- none is among them; its cause is the handler's
             if error is not durable.fatal:
                 raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
+        if given_up is not None:
+            raise given_up from error  # noqa: ASYNC104 -- what the handler raised was no `Cancelled`
         raise
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()

@@ -112,8 +112,8 @@ class Block:
             raise self.broken
         if not self._pending or not self.durable.history.replay.over or self.durable.fatal is not None:
             return
-        if refusal(self.durable, "") is not None:
-            return  # the next attempt starts them
+        if refusal(self.durable, "") is not None or self not in self.durable.blocks:
+            return  # the next attempt starts them; or the block has ended, and its line came before they were to be written
         self._flushes += 1
         try:
             async with self._asking:
