@@ -231,6 +231,24 @@ async def test_a_stopped_child_is_replaced_and_said_to_be_stopped(dsn: str, proc
     assert await supervisor.ended() == 0
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_child_that_is_stopped_before_it_has_begun_does_not_hold_up_the_end(
+    signals: int, dsn: str, processes: Processes, app: Path
+) -> None:
+    """The supervisor waited for it without limit."""
+    stops = "import os, signal\nPath('importing').touch()\nos.kill(os.getpid(), signal.SIGSTOP)"
+    (app / "app.py").write_text(f"{APP}\n{stops}\n")
+    supervisor = await worker(processes, dsn, "--processes=2")
+    with trio.fail_after(30):
+        while not (app / "importing").exists():  # noqa: ASYNC110 -- a file tells nobody
+            await trio.sleep(0.01)
+    for _ in range(signals):
+        supervisor.send(signal.SIGTERM)
+        await supervisor.line("SIGTERM")
+    await supervisor.line(r"showed no life for .* s \(it is stopped .*\): killed it")
+    assert await supervisor.ended(within=20) == 0
+
+
 async def test_a_child_that_gets_little_of_the_processor_is_not_replaced(
     dsn: str, processes: Processes, app: Path
 ) -> None:

@@ -1,13 +1,15 @@
 """One child of a supervisor: its process, what it has said over its line, and its death when it falls silent.
 
 A child whose event loop has not turned for a lease (the shortest that it holds) is killed: its leases have run out or are about
-to, and whatever blocks it would hold its other jobs up for ever. Dying it says where it was, which a C function that keeps the
+to, and whatever blocks it would hold its other jobs up for ever. One that has not begun may take as long as it needs, until it
+is told to end: it holds no job. Dying it says where it was, which a C function that keeps the
 interpreter's lock cannot prevent (`crash_dump.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _LAST_WORDS = 1.0
 """Seconds that a silent child has to write where it was, and to end."""
+_BEFORE_IT_BEGINS = 5.0
+"""Seconds that a child has to end which has not begun, and is told to stop at once."""
 _SECOND_LOOK = 2 * SIGN_OF_LIFE
 """Seconds after which missing signs of life are believed: when a supervisor that was stopped itself wakes up, the time is over
 and they wait in the line."""
@@ -54,6 +58,8 @@ class Child:
     unread: bytes = b""
     """The start of an incomplete line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
+    given: float = math.inf
+    """When it is to have ended that was told to before it had begun."""
     doomed: bool = False
     """The supervisor killed it, or is about to."""
 
@@ -66,6 +72,12 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:
             self.process.send_signal(number)
+            self.told_to_end(at_once=number != signal.SIGTERM)
+
+    def told_to_end(self, *, at_once: bool) -> None:
+        """It has the signal, which nothing may answer: a stopped process, or an import in C code."""
+        self.given = min(self.given, trio.current_time() + (_BEFORE_IT_BEGINS if at_once else self.lease))
+        self.patience.deadline = self._patient_until()
 
     def hush(self) -> None:
         """Tells it to claim nothing, once it has begun."""
@@ -107,7 +119,8 @@ class Child:
             heard = self.heard
             await trio.sleep(_SECOND_LOOK)
             # Before its first session a child may be importing for long, waiting for the database, or opening its resources.
-            if self.sessions and self.heard == heard:
+            late = trio.current_time() >= self.given
+            if (self.sessions or late) and self.heard == heard:
                 self.doomed = True
                 # The caller waits for the child's end, which would cancel this task.
                 with trio.CancelScope(shield=True):
@@ -117,7 +130,8 @@ class Child:
     def _patient_until(self) -> float:
         """When it is to be killed if it stays silent: when its lease is over and not later, before other workers claim its
         jobs."""
-        return self.heard + self.lease - _SECOND_LOOK
+        silent = self.heard + self.lease - _SECOND_LOOK
+        return silent if self.sessions else min(silent, self.given)
 
     async def _end_silent(self, observer: Observer, patience: float) -> None:
         """Kills it, and reports where it was."""

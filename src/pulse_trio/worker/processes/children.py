@@ -75,7 +75,7 @@ class Children:
         self._living.add(child)
         if self._ended_by is not None:
             # It was being started while the others were signalled.
-            child.process.send_signal(self._ended_by)
+            child.signal(self._ended_by)
         self._observer.emit(ChildStarted(child.process.pid))
         return child
 

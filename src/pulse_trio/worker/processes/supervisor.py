@@ -181,8 +181,9 @@ class Supervisor:
         self._observer.emit(ChildEnded(child.process.pid, code, expected, stack, kinds, again_in))
 
     def _never_began(self, child: Child, code: int) -> bool:
-        """Whether our own signal met a child that could not yet handle it: that is no error."""
-        return self._stopping.is_set() and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED)
+        """Whether our own signal met a child that could not yet handle it, or that did nothing at all: that is no error."""
+        ours = child.doomed or code in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED)
+        return self._stopping.is_set() and not child.sessions and ours
 
     def _give_up(self, code: int, tries: int) -> None:
         """No child has ever begun. The children that ended with an error have reported why."""
