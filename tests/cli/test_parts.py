@@ -214,6 +214,9 @@ def test_an_unreachable_database_is_told_on_one_line_with_what_to_do() -> None:
     )
     assert "Check the user" in describe(DatabaseUnavailable('FATAL: role "x" does not exist'))
     assert "restarts or stops" in describe(DatabaseUnavailable("FATAL: the database system is shutting down"))
+    read_only = describe(DatabaseUnavailable("cannot execute SELECT in a read-only transaction"))
+    assert "It is a standby" in read_only
+    assert "Is PostgreSQL running" not in read_only
     assert "max_connections" in describe(DatabaseUnavailable("FATAL: sorry, too many clients already"))
     assert describe(SchemaError("older. Do this")) == "database error: older. Do this"
 

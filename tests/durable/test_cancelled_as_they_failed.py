@@ -96,6 +96,32 @@ async def test_one_that_ends_for_good_does_what_of_its_compensation_has_failed(
     assert (trees.job(job_id)["state"], calls, row["owes"]) == ("cancelled", ["charge", "refund"], False)
 
 
+async def test_one_that_gives_up_when_all_is_undone_owes_nothing(trees: Trees) -> None:
+    """Another attempt need not fail of plain code: it would not come to the same."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, max_attempts=3)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            if job.attempt == 1:
+                raise OSError("no connection")
+            await job.step(act, "ship")
+        except OSError as error:
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
+            trees.window.run("SELECT cancel(%s)", job.id)
+            raise Discard("order failed") from error
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    assert (trees.job(job_id)["state"], calls, row["owes"]) == ("cancelled", ["charge", "refund"], False)
+
+
 async def test_one_that_fails_whenever_it_runs_ends_all_the_same(trees: Trees) -> None:
     calls: list[str] = []
 

@@ -404,6 +404,42 @@ async def test_what_a_retry_does_of_the_clean_up_of_a_timeout_that_failed_half_w
     assert trees.window.do(family.unfinished_clean_ups(ids)) == []
 
 
+async def test_a_clean_up_whose_calls_come_later_than_they_did_calls_nothing_twice(trees: Trees) -> None:
+    """The plain await that the timeout struck in is quick in the next attempt, so it strikes one level deeper: the undo there
+    had the number, and the line, of the outer one, which was paid twice."""
+    calls: list[str] = []
+
+    async def do(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, timeout=60, max_attempts=3)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(do, "a")
+            if job.attempt == 1:
+                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage] -- its time is over
+                running.cancel("timeout")
+                await trio.sleep_forever()
+            try:
+                await job.step(do, "b")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(do, "undo b")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        except BaseException:
+            with job.cleanup():
+                await job.step(do, "undo a")  # noqa: ASYNC102 -- as above
+            raise
+
+    job_id = trees.enqueue("order")
+    for _ in range(3):
+        await trees.burst(log=False)
+        trees.again()
+    found = trees.job(job_id)
+    assert (found["state"], calls) == ("dead", ["a", "undo a"])
+    assert "its clean-up called do as its call 2 in an attempt before, and now as its call 3" in found["error"]
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("ends", ["raises", "Discard", "RetryAfter(afresh=True)"])
 async def test_the_clean_up_of_a_timeout_is_finished_by_a_retry_whatever_its_handler_says_then(

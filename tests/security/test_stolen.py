@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg.errors import CheckViolation, InsufficientPrivilege
 
-from pulse_trio import Handlers, SyncClient, Worker, open_client
+from pulse_trio import Handlers, SyncClient, UsageError, Worker, open_client
 from pulse_trio.handlers import queue_limits
-from pulse_trio.store import queues
+from pulse_trio.store import history, queues
 from pulse_trio.store.operations import workers
 from support.stores import Window, claim_one, end, open_store
 
@@ -173,8 +173,11 @@ def test_a_worker_lengthens_a_queues_retention_and_an_operator_shortens_it(login
         for shorter in ("NULL", "'1 s'"):
             worker.run(f"UPDATE queue SET retention = {shorter}")
             assert kept() == "9 days"
+        with pytest.raises(UsageError, match=r"'logs' are kept for 9 d.*a worker's role may only lengthen that"):
+            worker.do(history.set_retention("logs", timedelta(hours=1)))
+        assert kept() == "9 days"
         with logins.window("operator") as operator:
-            operator.run("UPDATE queue SET retention = '1 hour'")
+            operator.do(history.set_retention("logs", timedelta(hours=1)))
         assert kept() == "01:00:00"
         # What code declares of a queue's limits leaves it.
         worker.do(queues.limit(queue_limits("logs", limit=3, retention=timedelta(minutes=1))))

@@ -60,6 +60,8 @@ def _advice(message: str) -> str:
         return "All of its connections are taken: see max_connections, and the connection limits of the role and the database."
     if "FATAL:" in message:
         return "Check the user, the password and the database in the address."
+    if "read-only" in message:
+        return "It is a standby, a primary that is being replaced, or is set to read only: use the primary's address."
     return "Is PostgreSQL running there, and is the address right?"
 
 

@@ -14,6 +14,7 @@ from ..codec import coded_result
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers import check_queue, encode_result
 from ..states import State, storable
+from ..text import duration
 from .arrays import numbers, texts
 from .filtering import parameters_of
 from .operations import Query, missing, places_of, record_of, retry_statement, unfinished_clean_ups, unmoved
@@ -141,11 +142,17 @@ def _matching(
 
 def set_retention(queue: str, retention: timedelta | None) -> Operation[None]:
     """Sets how long finished jobs of a queue are kept; None: as the workers' settings say. Raises `InvalidName`,
-    `InvalidArguments`."""
+    `InvalidArguments`, and `UsageError` where the caller's role may not shorten it."""
     check_queue(queue)
     if retention is not None and not timedelta(0) < retention <= _AGES:
         raise InvalidArguments(f"A retention is above 0 and at most a hundred years, got {retention}.")
-    yield Query("set_retention", {"queue": queue, "retention": retention})
+    rows = yield Query("set_retention", {"queue": queue, "retention": retention})
+    if rows and rows[0][0] != retention:
+        kept = duration(rows[0][0].total_seconds())
+        raise UsageError(
+            f"The finished jobs of queue {queue!r} are kept for {kept}: a worker's role may only lengthen "
+            "that. An operator's role, or the schema's owner, may shorten it."
+        )
 
 
 def retentions() -> Operation[dict[str, timedelta]]:

@@ -21,6 +21,7 @@ from .durable import RETURNED, Durable
 from .half_undone import check_answer, check_undone
 from .interrupted import ends_with, explained, leave_undone
 from .left_behind import await_left_behind
+from .once_more import leaves_undone
 from .reordering import begin_anew
 from .resuming import history_of, resume
 
@@ -233,6 +234,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
         given_up = await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        await leaves_undone(durable, given_up or error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = _came_too_early(durable)
         again = again or await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:

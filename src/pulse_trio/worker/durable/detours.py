@@ -5,7 +5,8 @@ one makes more calls than it did: if they were only counted, one of them would h
 each numbered call of such a clean-up is remembered with what it does: its function and arguments. A retry finds the number of a
 call by these, and gives one that was not made before a number above all others.
 
-Where the worker was lost in the clean-up nothing had failed, and the same calls come in the same order: they are counted.
+Where the worker was lost in the clean-up nothing had failed, and the same calls come in the same order: they are counted. A
+call that comes later than it did is a mismatch: one that was not made before has taken its place, and its line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SIZE = 16
 class Detour:
     """Of one attempt."""
 
-    __slots__ = ("_failed", "_highest", "_left", "_new")
+    __slots__ = ("_failed", "_highest", "_left", "_new", "_replaced")
 
     def __init__(self) -> None:
         self._left: dict[int, str] | None = None
@@ -53,6 +54,8 @@ class Detour:
         self._highest = 0
         self._new: tuple[int, str] | None = None
         self._failed = 0
+        self._replaced: dict[str, int] = {}
+        """What calls before did whose lines others have got in this attempt, with their numbers."""
 
     def step_failed(self, number: int) -> None:
         """A step of the clean-up has failed, the main task's call with this number."""
@@ -94,8 +97,28 @@ class Detour:
                 del left[found]
                 return found
             self._highest = number = max(self._highest + 1, number)
+        elif durable.history.replay.unopened.within:
+            self._check_order(durable, call, number, what)
         self._new = (number, what)
         return number
+
+    def _check_order(self, durable: Durable, call: Call, number: int, what: str) -> None:
+        had = self._found(durable).get(number)
+        if had == what:
+            return
+        if what in self._replaced:
+            job_id, was = durable.running.claim.id, self._replaced[what]
+            raise durable.fail(
+                ReplayMismatch(
+                    f"job {job_id}: its clean-up called {call.name} as its call {was} in an attempt before, and now as its "
+                    f"call {number}: it has made another call in between, which was taken for one of those. Look what of the "
+                    f"clean-up is not done, and then run the job again from the beginning: pulse-trio jobs retry {job_id} "
+                    "--afresh. What a clean-up calls may depend on what durable calls returned, and not on how children are "
+                    "when they are cut short"
+                )
+            )
+        if had is not None:
+            self._replaced[had] = number
 
     def tell(self, history: History) -> None:
         """Remembers what the call does whose number was asked for last, behind the cancellation that it was made because of."""

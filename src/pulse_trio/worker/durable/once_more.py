@@ -37,6 +37,8 @@ ONCE_MORE = "0:once more"
 """The key of the moment that says how many of these have begun."""
 OWED = "0:owed"
 """The key of the moment that says of a job that a clean-up of it is owed, though it goes on if nobody asks for that."""
+LEFT_UNDONE = "0:left undone"
+"""The key of the moment that says of a job that ends for good that a clean-up of it has failed."""
 _LONGEST = 10.0
 """Seconds after which the cancellation comes in a plain await, if the attempt had not come to the last line."""
 
@@ -68,6 +70,17 @@ async def is_still_to_come(
         with suppress(RuntimeError, BeyondLimit):
             await history.written()
     return not told
+
+
+async def leaves_undone(durable: Durable, error: BaseException) -> None:
+    """The job ends for good with this, and a clean-up of it has failed: that may be the last word, unless a person cancels the
+    job before it is written (migrations/0116_cancelled_as_they_gave_up.sql)."""
+    failed = durable.history.has_lines and durable.failures.clean_ups.unanswered
+    if failed and durable.running.cancel_reason is None and gives_up(error):
+        # The lease may be lost, or the history have no room: then a person reads the error.
+        with suppress(RuntimeError, BeyondLimit):
+            durable.history.moment(LEFT_UNDONE, 0.0, anew=True)
+            await durable.history.written()
 
 
 async def times_out_half_way(durable: Durable, error: BaseException | None) -> None:

@@ -9,7 +9,6 @@ interpreter's lock cannot prevent (`crash_dump.py`).
 from __future__ import annotations
 
 import json
-import math
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,8 +57,6 @@ class Child:
     unread: bytes = b""
     """The start of an incomplete line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
-    given: float = math.inf
-    """When it is to have ended that was told to before it had begun."""
     doomed: bool = False
     """The supervisor killed it, or is about to."""
 
@@ -72,12 +69,11 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:
             self.process.send_signal(number)
-            self.told_to_end(at_once=number != signal.SIGTERM)
-
-    def told_to_end(self, *, at_once: bool) -> None:
-        """It has the signal, which nothing may answer: a stopped process, or an import in C code."""
-        self.given = min(self.given, trio.current_time() + (_BEFORE_IT_BEGINS if at_once else self.lease))
-        self.patience.deadline = self._patient_until()
+            if not self.sessions:
+                # Nothing may answer that: a stopped process, or an import in C code. From now on it has a lease.
+                self.heard = trio.current_time()
+                self.lease = self.lease if number == signal.SIGTERM else min(self.lease, _BEFORE_IT_BEGINS)
+                self.patience.deadline = self._patient_until()
 
     def hush(self) -> None:
         """Tells it to claim nothing, once it has begun."""
@@ -112,15 +108,15 @@ class Child:
 
     # When it says nothing
 
-    async def kill_when_silent(self, observer: Observer) -> None:
+    async def kill_when_silent(self, observer: Observer, stopping: trio.Event) -> None:
+        """`stopping`: all children are told to end."""
         while True:
             with trio.CancelScope(deadline=self._patient_until()) as self.patience:
                 await trio.sleep_forever()
             heard = self.heard
             await trio.sleep(_SECOND_LOOK)
             # Before its first session a child may be importing for long, waiting for the database, or opening its resources.
-            late = trio.current_time() >= self.given
-            if (self.sessions or late) and self.heard == heard:
+            if (self.sessions or stopping.is_set()) and self.heard == heard:
                 self.doomed = True
                 # The caller waits for the child's end, which would cancel this task.
                 with trio.CancelScope(shield=True):
@@ -130,8 +126,7 @@ class Child:
     def _patient_until(self) -> float:
         """When it is to be killed if it stays silent: when its lease is over and not later, before other workers claim its
         jobs."""
-        silent = self.heard + self.lease - _SECOND_LOOK
-        return silent if self.sessions else min(silent, self.given)
+        return self.heard + self.lease - _SECOND_LOOK
 
     async def _end_silent(self, observer: Observer, patience: float) -> None:
         """Kills it, and reports where it was."""

@@ -87,7 +87,7 @@ class Children:
             async with line:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._listen, child, watchdog)
-                    nursery.start_soon(child.kill_when_silent, self._observer)
+                    nursery.start_soon(child.kill_when_silent, self._observer, self.stopping)
                     code = await process.wait()
                     nursery.cancel_scope.cancel()
                 self._hear_the_rest(child, watchdog)
