@@ -258,9 +258,10 @@ def sentence(event: Event) -> str:
             who = f"job {event.job_id} ({event.kind})" if event.job_id is not None else "code outside any job"
             return f"{who} blocked the event loop for {duration(event.seconds)}; it turns again"
         case HandlerOverran():
+            does = "the process ends without it" if event.reason == "shutdown" else "replacing the process"
             return (
                 f"job {event.job_id} ({event.kind}) has not ended {duration(event.seconds)} after its cancellation "
-                f"({event.reason}): replacing the process. It is in:\n{event.stack}"
+                f"({event.reason}): {does}. It is in:\n{event.stack}"
             )
         case CleanupCut():
             return (

@@ -86,17 +86,20 @@ async def test_the_second_signal_stops_now_and_exits_3(processes: Processes, com
     assert await state_of(command, job_id) == "available"
 
 
-async def test_a_thread_that_does_not_end_is_left_and_it_exits_3(
-    processes: Processes, command: Command, dsn: str
+@pytest.mark.parametrize("many", [1, 2])
+async def test_a_thread_that_does_not_end_is_left_and_its_job_is_released_when_it_is_gone(
+    many: int, processes: Processes, command: Command, dsn: str
 ) -> None:
-    job_id = (await command("enqueue", "block")).stdout.strip()
-    worker = await fork(processes, dsn, "--grace", "0", "--cleanup", "0")
+    """It was rescued as that of a worker that had crashed: with one attempt it was dead, of a deploy."""
+    job_id = (await command("enqueue", "block", "--max-attempts", "1")).stdout.strip()
+    worker = await start(processes, dsn, "--grace", "0", "--cleanup", "0", "--processes", str(many))
     await worker.line("blocking")
     worker.send(signal.SIGTERM)
-    await worker.line(r"1 job\(s\) did not end when cancelled")
+    await worker.line("this process ends without waiting for what does not end")
     assert await worker.ended() == 3, worker.report()
-    # Nobody may say that it ended: the lease has to run out.
-    assert await state_of(command, job_id) == "running"
+    shown = json.loads((await command("jobs", "show", job_id, "--json")).stdout)
+    assert (shown["state"], shown["attempt"], shown["max_attempts"]) == ("available", 1, 2)
+    assert [attempt["outcome"] for attempt in shown["attempts"]] == ["released"]
 
 
 async def test_sigusr1_ends_claiming_and_nothing_else(processes: Processes, command: Command, dsn: str) -> None:

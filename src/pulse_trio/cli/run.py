@@ -19,7 +19,13 @@ from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..text import headline
 from ..worker import Worker, inherit_crash_dump, inherited_line, is_supervised
-from ..worker.processes.handover import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
+from ..worker.processes.handover import (
+    REPLACE_ME,
+    inherited_leaving,
+    inherited_outcomes,
+    inherited_quiet,
+    leave_to_successor,
+)
 from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
 from ..worker.processes.orders import Orders, inherited_session
 from ..worker.processes.spawning import Launch
@@ -31,7 +37,7 @@ from .loading import ask_instruments, check_target, load_handlers, load_instrume
 from .options import dsn_option, setting_options
 from .output import complain
 from .reload import check_reload, run_reloading
-from .stopping import RELEASED, Stopping, flush, leave_at_once
+from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
 
 if TYPE_CHECKING:
@@ -192,6 +198,7 @@ class Deployment(Run):
         self._line = inherited_line()
         session = inherited_session()
         self._orders = Orders(self._line, session) if self._line is not None and session is not None else None
+        self._leaving = inherited_leaving()
         self._keep = os.environ.pop(KEEP_VARIABLE, "1") != "0"
         inherit_crash_dump(handlers)
         self._worker: Worker | None = None
@@ -222,12 +229,14 @@ class Deployment(Run):
             log=False,
         )
         self._worker = worker
+        if self._leaving:
+            worker.stop()
         self.stopping.of(worker)
         self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")
         report = await _run_beside(self._line, worker)
         if self._orders is None:
             logs.logger.info("%s", summary(report))
-        return RELEASED if report.released or self.stopping.signals > 1 else 0
+        return RELEASED if report.released or self.stopping.signals > 1 or self._leaving else 0
 
     def _launch(self, dsn: str) -> Launch:
         """How to start a process for a job in quarantine."""
@@ -246,16 +255,19 @@ class Deployment(Run):
                 self._line.tell_unopened()
             complain(describe(error))
             leave_at_once(exit_code_of(error))
-        if self.stopping.signals or held:
+        leaving = self.stopping.signals > 0
+        if leaving or held:
             logs.logger.error("this process ends without waiting for what does not end when it is cancelled")
-            leave_at_once(RELEASED)
+            if self._line is not None or held or not stuck:
+                leave_at_once(RELEASED)
         if self._line is not None:
             leave_at_once(REPLACE_ME)
         try:
-            leave_to_successor(stuck, quiet=self.stopping.quiet)
+            leave_to_successor(stuck, quiet=self.stopping.quiet, leaving=leaving)
             flush()
             # Ignored signals are inherited, until the successor listens: the default action would end it.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            for number in SIGNALS if leaving else (signal.SIGUSR1,):
+                signal.signal(number, signal.SIG_IGN)
             # In place: the process keeps its id, so a service manager notices nothing.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
         except Exception as error:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 RELEASED = 3
 """The exit code when jobs were released unfinished."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_LAST_REPORTS = 2.0
-"""Seconds for the reports of jobs that were cancelled, after their clean-up time."""
+_LAST_REPORTS = 4.0
+"""Seconds for the reports of jobs that were cancelled, after their clean-up time, and to find handlers that do not end."""
 
 
 class Workforce(Protocol):
@@ -51,7 +51,7 @@ class Stopping:
     `supervised`: a supervisor forwards signals to this process. `quiet`: an earlier process received SIGUSR1.
 
     Python cannot end a thread, and a handler that shields itself from cancellation cannot be stopped: the process then exits
-    without them, and their leases run out.
+    without them. Their jobs are released when it has gone, or rescued when their leases run out.
     """
 
     def __init__(self, settings: WorkerSettings, *, supervised: bool = False, quiet: bool = False) -> None:

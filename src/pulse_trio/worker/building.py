@@ -174,7 +174,7 @@ def build(
         transactions=transactions,
         listener=Listener(store.waking, wakeups, Told(cancellations, stacks, batches, looks), observer),
         stacks=stacks,
-        stuck=StuckHandlers(jobs, calls, stops, plan),
+        stuck=StuckHandlers(jobs, calls, stops, plan, leaves=hooks.on_stuck is not None),
         lag=LagMonitor(warning=settings.lag_warning, observer=observer, jobs=jobs),
         watchdog=watchdog,
         batches=batches,

@@ -2,9 +2,11 @@
 
 Neither Trio nor Python can end such a task; only the end of the process does. So when a handler still runs `patience` seconds
 (`cleanup` + 1) after its cancellation, the worker releases all other jobs and is replaced. Handlers in threads are left out: no
-Cancelled reaches them, and they keep their slot. Middleware around one is not: its time counts from the end of the thread.
+Cancelled reaches them, and they keep their slot. Middleware around one is not: its time counts from the end of the thread. But
+a process that is told to stop leaves its threads, too: their jobs are released when it is gone. They were rescued as those of a
+worker that had crashed, so two deploys made suspects of healthy jobs, and one was the death of a job with one attempt.
 
-Cost: a scan over the held jobs, a few times in `patience`; nothing for each job.
+Cost: a scan over the held jobs, once a second at most; nothing for each job.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 
+_LOOK = 1.0
+"""Seconds between two scans, at most: a process that is told to stop has 4 s for this after the clean-up time."""
+
+
 class Stopping(Protocol):
     """Stops the worker at once."""
 
@@ -29,14 +35,16 @@ class Stopping(Protocol):
 
 
 class StuckHandlers:
-    """Finds the stuck handlers of one worker. The first one stops the worker at once."""
+    """Finds the stuck handlers of one worker. The first one stops the worker at once. `leaves`: the process can end without
+    them, so when the worker stops a thread counts as one, too: it cannot be cancelled."""
 
-    def __init__(self, jobs: JobTable, calls: Calls, stops: Stopping, plan: Plan) -> None:
+    def __init__(self, jobs: JobTable, calls: Calls, stops: Stopping, plan: Plan, *, leaves: bool) -> None:
         self._jobs = jobs
         self._calls = calls
         self._stops = stops
         self._observer = plan.observer
         self._patience = plan.settings.cleanup + 1
+        self._leaves = leaves
         self.jobs: list[RunningJob] = []
         """The jobs whose handlers are stuck."""
         self.found = trio.Event()
@@ -45,18 +53,22 @@ class StuckHandlers:
         """Looks until cancelled."""
         cancelled: dict[RunningJob, float] = {}
         while True:
-            await trio.sleep(self._patience / 4)
+            await trio.sleep(min(self._patience / 4, _LOOK))
             now = trio.current_time()
             # Counts from when this scan saw it: event-loop stalls don't count against the handler.
             cancelled = {
                 job: cancelled.get(job, now)
                 for job in self._jobs.unended()
                 # One that has not begun has no handler that could be stuck.
-                if job.task is not None and not self._calls.ends_by_itself(job) and job.cancel_reason is not None
+                if job.task is not None and job.cancel_reason is not None and not self._is_left_alone(job)
             }
             for job, since in cancelled.items():
                 if now - since >= self._patience and job.stuck is None:
                     self._overran(job, now - since)
+
+    def _is_left_alone(self, job: RunningJob) -> bool:
+        """Whether it may take as long as it likes."""
+        return self._calls.ends_by_itself(job) and not (self._leaves and job.cancel_reason == "shutdown")
 
     def _overran(self, job: RunningJob, seconds: float) -> None:
         """Handles a cancelled handler that has not ended: the worker releases all other jobs and its process is replaced."""

@@ -28,6 +28,8 @@ STUCK_VARIABLE = "PULSE_TRIO_STUCK_JOBS"
 """Holds the number of the inherited descriptor of the outcomes, in the environment of a process that has replaced itself."""
 QUIET_VARIABLE = "PULSE_TRIO_CLAIM_NOTHING"
 """In the environment of a process whose predecessor was told to claim nothing more."""
+LEAVING_VARIABLE = "PULSE_TRIO_REPORT_AND_END"
+"""In the environment of a process whose predecessor was told to stop: it reports what that has left, and ends."""
 _ERROR_LIMIT = 16_384
 """Bytes of an error: the stack of a handler may be four times as long."""
 
@@ -47,8 +49,11 @@ def decode_outcome(text: str | bytes) -> Outcome:
     return _decoder.decode(text)
 
 
-def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool) -> None:
-    """To be called before this process executes another program in its place. Raises `OSError`."""
+def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool, leaving: bool = False) -> None:
+    """To be called before this process executes another program in its place, which is only to report if this one was
+    `leaving`. Raises `OSError`."""
+    if leaving:
+        os.environ[LEAVING_VARIABLE] = "1"
     if quiet:
         os.environ[QUIET_VARIABLE] = "1"
     if stuck:
@@ -67,6 +72,11 @@ def inherited_outcomes() -> list[Outcome]:
         return []
     with os.fdopen(int(number), "rb") as file:
         return [decode_outcome(line) for line in file]
+
+
+def inherited_leaving() -> bool:
+    """Whether the process that we replaced was told to stop."""
+    return os.environ.pop(LEAVING_VARIABLE, None) is not None
 
 
 def inherited_quiet() -> bool:
