@@ -2,12 +2,13 @@
 -- release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the row's
 -- own budget, and nowhere else. 'crashed' is a rescue by the witness: the job ran alone in a process of its own, and the worker
 -- that started the process saw it die. Only such crashes count towards crash_limit. 'overdue' is a failure of a job whose
--- deadline had passed, which ends it. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock. A job whose cancellation was requested ends as cancelled, whatever the
--- outcome, and its ledger row ends with it. (A request newer than this statement's snapshot shows on the row, which is locked,
--- but its ledger row does not: a watchdog closes that.) A job whose arguments fit no handler of its worker is released with an
--- error that begins with UnfitArguments: they may fit another version's. If nothing else happens to the job within `patience`,
--- it is dead. Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked
--- (NULL); for a job that became a suspect also its kind and its crashes; for one that died its queue, its kind and its error.
+-- deadline had passed, which ends it. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock. A
+-- job whose cancellation was requested ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
+-- newer than this statement's snapshot shows on the row, which is locked, but its ledger row does not: a watchdog closes that.)
+-- A job whose arguments fit no handler of its worker is released with an error that begins with UnfitArguments: they may fit
+-- another version's. If nothing else happens to the job within `patience`, it is dead. Returns the rows that were moved (next =
+-- retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); for a job that became a suspect also its
+-- kind and its crashes; for one that died its queue, its kind and its error.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
                        %(delays)s::float8[], %(errors)s::text[])
@@ -92,7 +93,8 @@ WITH report AS MATERIALIZED (
   WHERE c.id = ANY (ARRAY[h.id]) AND coalesce(c.ended_at, 'infinity') = 'infinity'
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
-  SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' WHEN 'overdue' THEN 'failed' ELSE outcome END, error
+  SELECT id, attempt, session, started_at, clock_timestamp(),
+         CASE outcome WHEN 'crashed' THEN 'rescued' WHEN 'overdue' THEN 'failed' ELSE outcome END, error
   FROM held
 )
 -- tell_end: tells clients that wait for a finished job.
