@@ -35,7 +35,9 @@ def told_apart(durable: Durable, name: str, given: Given) -> str:
     had = durable.history.replay.unopened.within.get(f"{number}:{_UNDOES}")
     if had is None or not durable.history.replay.has_line(f"{number}:step") or _handles_plain_failure(durable):
         return name
-    return name if had == what_of(durable, name, given, with_owner=False) else f"{name} with other arguments"
+    what = what_of(durable, name, given, with_owner=False)
+    # Another name tells itself apart.
+    return f"{name} with other arguments" if had != what and had.startswith(f"step {name} ") else name
 
 
 def note_what_it_undoes(durable: Durable, call: Call, given: Given) -> None:
