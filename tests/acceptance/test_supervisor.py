@@ -231,6 +231,13 @@ async def test_a_stopped_child_is_replaced_and_said_to_be_stopped(dsn: str, proc
     assert await supervisor.ended() == 0
 
 
+async def importing(app: Path) -> None:
+    """Until a process imports the handlers."""
+    with trio.fail_after(30):
+        while not (app / "importing").exists():  # noqa: ASYNC110 -- a file tells nobody
+            await trio.sleep(0.01)
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 async def test_a_child_that_is_stopped_before_it_has_begun_does_not_hold_up_the_end(
     signals: int, dsn: str, processes: Processes, app: Path
@@ -239,9 +246,7 @@ async def test_a_child_that_is_stopped_before_it_has_begun_does_not_hold_up_the_
     stops = "import os, signal\nPath('importing').touch()\nos.kill(os.getpid(), signal.SIGSTOP)"
     (app / "app.py").write_text(f"{APP}\n{stops}\n")
     supervisor = await worker(processes, dsn, "--processes=2")
-    with trio.fail_after(30):
-        while not (app / "importing").exists():  # noqa: ASYNC110 -- a file tells nobody
-            await trio.sleep(0.01)
+    await importing(app)
     for _ in range(signals):
         supervisor.send(signal.SIGTERM)
         await supervisor.line("SIGTERM")
@@ -441,9 +446,7 @@ async def test_a_worker_that_is_told_to_be_quiet_while_it_imports_its_handlers_c
     (app / "app.py").write_text(f"{APP}\n{wait}\n")
     (job_id,) = enqueue(dsn, "waits", folder=str(app))
     running = await worker(processes, dsn)
-    with trio.fail_after(30):
-        while not (app / "importing").exists():  # noqa: ASYNC110 -- a file tells nobody
-            await trio.sleep(0.01)
+    await importing(app)
     running.send(signal.SIGUSR1)
     (app / "import-on").touch()
     await draining(dsn, running)

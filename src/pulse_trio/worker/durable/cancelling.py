@@ -137,7 +137,7 @@ class Cancelling:
 
     @property
     def is_written(self) -> bool:
-        """Whether the history says so."""
+        """Whether the history has the cancellation."""
         return self.noted and not self._durable.history.holds(Kind.CANCELLED)
 
     @property

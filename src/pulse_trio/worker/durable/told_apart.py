@@ -29,11 +29,15 @@ _UNDOES = "undoes"
 def told_apart(durable: Durable, name: str, given: Given) -> str:
     """The name of a step that begins, and has no key. It is one that no line has where an attempt before has undone something
     else with this number, because plain code had failed, and none has now."""
-    if durable.cancelling.noted or not durable.keys.in_main:
+    if not durable.keys.in_main:
         return name
     number = durable.keys.count + 1
     had = durable.history.replay.unopened.within.get(f"{number}:{_UNDOES}")
-    if had is None or not durable.history.replay.has_line(f"{number}:step") or _handles_plain_failure(durable):
+    if had is None or not durable.history.replay.has_line(f"{number}:step") or durable.cancelling.noted:
+        return name
+    call = Call("step", "", name)
+    call.handles = sys.exception()
+    if _is_made_for_plain_failure(durable, call):
         return name
     what = what_of(durable, name, given, with_owner=False)
     # Another name tells itself apart.
@@ -45,14 +49,12 @@ def note_what_it_undoes(durable: Durable, call: Call, given: Given) -> None:
     remembered what."""
     if not (durable.keys.in_main and durable.history.replay.over and durable.failures.clean_ups.around):
         return
-    if not durable.cancelling.noted and _handles_plain_failure(durable):
+    if not durable.cancelling.noted and _is_made_for_plain_failure(durable, call):
         number = durable.keys.count
         durable.history.moment(
             f"{number}:{_UNDOES}", float(number), what_of(durable, call.name, given, with_owner=False)
         )
 
 
-def _handles_plain_failure(durable: Durable) -> bool:
-    call = Call("step", "")
-    call.handles = sys.exception()
+def _is_made_for_plain_failure(durable: Durable, call: Call) -> bool:
     return plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None
