@@ -246,6 +246,18 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"workers": [WORKER, replace(WORKER, state="stale")]}, "warning", "stale worker", "web-1:4711"),
         ({"workers": []}, "error", "workers", "no worker runs, and 5 jobs wait"),
         ({"workers": [], "queues": []}, "warning", "workers", "no job waits now"),
+        (
+            {"workers": [replace(WORKER, state="draining")]},
+            "warning",
+            "workers",
+            "every worker is stopping (1 worker; 3 jobs ran at their last sign of life), so none claims, and 5 jobs wait",
+        ),
+        (
+            {"workers": [replace(WORKER, queues=["other"])], "queues": [replace(QUEUE, oldest_available_age=11.0)]},
+            "warning",
+            "unserved queue",
+            "no running worker serves mail; 5 jobs wait, the oldest for 11 s",
+        ),
         ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
         ({"queues": [replace(QUEUE, oldest_available_age=400.0)]}, "warning", "backlog", "due for 6 min 40 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
@@ -331,6 +343,13 @@ def test_a_backlog_says_whether_anybody_takes_the_queue() -> None:
     late = replace(QUEUE, oldest_available_age=400.0)
     (found,) = of_health(queues=[late], workers=[replace(WORKER, queues=["other"])])
     assert found.do == "No running worker serves that queue: start one with --queues mail"
+
+
+def test_a_moment_without_a_worker_for_a_queue_and_a_stop_when_nothing_waits_are_no_troubles() -> None:
+    assert (
+        of_health(workers=[replace(WORKER, queues=["other"])], queues=[replace(QUEUE, oldest_available_age=9.0)]) == []
+    )
+    assert of_health(workers=[replace(WORKER, state="draining")], queues=[replace(QUEUE, available=0)]) == []
 
 
 # Looking, on a real database

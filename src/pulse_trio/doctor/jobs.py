@@ -22,6 +22,8 @@ _UNFIT = "UnfitArguments: "
 """What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
 """Seconds after which the doctor reports a running attempt."""
+UNSERVED = 10.0
+"""Seconds for which a job may be due in a queue that no running worker serves: in a deploy there may be none for a moment."""
 NAMED = 5
 """How many stale workers are named."""
 
@@ -114,7 +116,15 @@ def _workers(found: Health) -> Iterator[Finding]:
     waiting = sum(queue.available for queue in found.queues)
     more = any(queue.at_least for queue in found.queues)
     running = sum(worker.running for worker in live)
-    if live:
+    if live and waiting and all(worker.state == "draining" for worker in live):
+        yield Finding(
+            "warning",
+            "workers",
+            f"every worker is stopping ({count_of(len(live), 'worker')}; {count_of(running, 'job')} ran at their last sign of "
+            f"life), so none claims, and {_at_least(waiting, more)} wait",
+            "Start one: pulse-trio run app:handlers",
+        )
+    elif live:
         yield Finding(
             "ok",
             "workers",
@@ -167,6 +177,7 @@ def _held(left: Left | None, whom: str) -> str:
 
 def _queues(found: Health) -> Iterator[Finding]:
     late: list[str] = []
+    runs = any(worker.state == "running" for worker in found.workers)
     for queue in found.queues:
         age = queue.oldest_available_age or 0.0
         wait = _at_least(queue.available, queue.at_least)
@@ -186,6 +197,13 @@ def _queues(found: Health) -> Iterator[Finding]:
                 f"the oldest job of {queue.name} has been due for {duration(age)}; {wait} wait",
                 _more(queue.name, found),
                 alert="PulseQueueBacklog",
+            )
+        elif age > UNSERVED and runs and not _is_served(queue.name, found):
+            yield Finding(
+                "warning",
+                "unserved queue",
+                f"no running worker serves {queue.name}; {wait} wait, the oldest for {duration(age)}",
+                _more(queue.name, found),
             )
         if queue.dead:
             yield Finding(
@@ -258,6 +276,12 @@ def _at_least(jobs: int, more: bool) -> str:
 
 
 def _more(queue: str, found: Health) -> str:
-    if not any(queue in w.queues or w.queues == ["*"] for w in found.workers if w.state == "running"):
+    if not _is_served(queue, found):
         return f"No running worker serves that queue: start one with --queues {queue}"
     return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."
+
+
+def _is_served(queue: str, found: Health) -> bool:
+    return any(
+        queue in worker.queues or worker.queues == ["*"] for worker in found.workers if worker.state == "running"
+    )
