@@ -89,6 +89,22 @@ async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replac
     assert await worker.ended() == 0
 
 
+async def test_a_stuck_job_is_reported_though_the_process_that_replaces_its_own_cannot_import_the_handlers(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """A deploy has put other files in their place: it was rescued when its lease ran out, as that of a crash."""
+    (stuck,) = enqueue(dsn, "swallows", folder=str(app))
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=600")
+    await there(app / "began")
+    (app / "app.py").write_text("1 / 0\n")
+    rows(dsn, "SELECT pulse.cancel(%(id)s)", {"id": stuck})
+    assert await worker.ended() == 2, worker.report()
+    assert "ZeroDivisionError" in worker.stderr
+    assert rows(dsn, "SELECT attempt, outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": stuck}) == [
+        (1, "cancelled")
+    ]
+
+
 async def test_each_child_process_dies_with_its_worker_even_in_a_c_function_and_what_it_has_started(
     dsn: str, processes: Processes, app: Path
 ) -> None:

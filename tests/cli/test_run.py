@@ -17,6 +17,8 @@ from pulse_trio import SyncClient
 from pulse_trio.client import request_by_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pulse_trio.testing.faults.processes import Processes, Running
 
     from .conftest import Command
@@ -86,17 +88,26 @@ async def test_the_second_signal_stops_now_and_exits_3(processes: Processes, com
     assert await state_of(command, job_id) == "available"
 
 
+@pytest.mark.parametrize("app_then", ["the same", "another that fails", "another that hangs", "gone"])
 @pytest.mark.parametrize("many", [1, 2])
 async def test_a_thread_that_does_not_end_is_left_and_its_job_is_released_when_it_is_gone(
-    many: int, processes: Processes, command: Command, dsn: str
+    many: int, app_then: str, processes: Processes, command: Command, dsn: str, tmp_path: Path
 ) -> None:
-    """It was rescued as that of a worker that had crashed: with one attempt it was dead, of a deploy."""
+    """It was rescued as that of a worker that had crashed: with one attempt it was dead, of a deploy. So it was where the
+    deploy had put other files in the place of its own: the process that reports it read them."""
     job_id = (await command("enqueue", "block", "--max-attempts", "1")).stdout.strip()
     worker = await start(processes, dsn, "--grace", "0", "--cleanup", "0", "--processes", str(many))
     await worker.line("blocking")
+    other = {"another that fails": "1 / 0\n", "another that hangs": "import time\ntime.sleep(1e6)\n"}
+    if app_then == "gone":
+        (tmp_path / "app.py").unlink()
+    elif app_then != "the same":
+        (tmp_path / "app.py").write_text(other[app_then])
+        (tmp_path / "pulse-trio.toml").write_text("lease = 'no'\n")
     worker.send(signal.SIGTERM)
     await worker.line("this process ends without waiting for what does not end")
     assert await worker.ended() == 3, worker.report()
+    (tmp_path / "pulse-trio.toml").unlink(missing_ok=True)
     shown = json.loads((await command("jobs", "show", job_id, "--json")).stdout)
     assert (shown["state"], shown["attempt"], shown["max_attempts"]) == ("available", 1, 2)
     assert [attempt["outcome"] for attempt in shown["attempts"]] == ["released"]

@@ -16,10 +16,13 @@ from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.worker.processes import channel
 from pulse_trio.worker.processes.channel import Channel
 from pulse_trio.worker.processes.handover import (
+    ADDRESS_VARIABLE,
     QUIET_VARIABLE,
     STUCK_VARIABLE,
+    Address,
     decode_outcome,
     encode_outcome,
+    inherited_address,
     inherited_outcomes,
     inherited_quiet,
     leave_to_successor,
@@ -56,13 +59,15 @@ def test_what_is_left_to_report_has_the_fence_and_no_arguments() -> None:
 
 
 def test_a_successor_finds_what_many_large_jobs_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (STUCK_VARIABLE, QUIET_VARIABLE):
+    for name in (STUCK_VARIABLE, QUIET_VARIABLE, ADDRESS_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    leave_to_successor([stuck(n) for n in range(100)], quiet=True)
+    address = Address("dbname=x", "pulse", ends=True)
+    leave_to_successor([stuck(n) for n in range(100)], address, quiet=True)
     assert os.get_inheritable(int(os.environ[STUCK_VARIABLE]))
     assert [outcome.claim.id for outcome in inherited_outcomes()] == list(range(100))
     assert inherited_outcomes() == []
+    assert (inherited_address(), inherited_address()) == (address, None)
     assert (inherited_quiet(), inherited_quiet()) == (True, False)
 
 

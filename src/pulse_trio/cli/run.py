@@ -7,7 +7,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import trio
@@ -17,15 +17,9 @@ from ..errors import ResourceFailed
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
-from ..text import headline
+from ..text import count_of, headline
 from ..worker import Worker, inherit_crash_dump, inherited_line, is_supervised
-from ..worker.processes.handover import (
-    REPLACE_ME,
-    inherited_leaving,
-    inherited_outcomes,
-    inherited_quiet,
-    leave_to_successor,
-)
+from ..worker.processes.handover import REPLACE_ME, Address, inherited_quiet, leave_to_successor
 from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
 from ..worker.processes.orders import Orders, inherited_session
 from ..worker.processes.spawning import Launch
@@ -36,6 +30,7 @@ from .fleet import Fleet
 from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
 from .output import complain
+from .predecessor import Reported, report_for_predecessor
 from .reload import check_reload, run_reloading
 from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
@@ -96,6 +91,10 @@ def run(
     Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace period passed and jobs were released.
     """
     accept_lost_output()
+    reported = report_for_predecessor()
+    if reported.ends:
+        logs.set_up(as_json=as_json, verbose=verbose)
+        return _ended_for_predecessor(reported)
     settings = load_settings(given)
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for
@@ -120,7 +119,18 @@ def run(
     loaded = load_instruments(instruments)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()
-    return trio.run(Deployment(target, handlers, settings, flags, stopping, loaded).run, choice)
+    return trio.run(Deployment(App(target, handlers), settings, flags, stopping, loaded, reported.left).run, choice)
+
+
+def _ended_for_predecessor(reported: Reported) -> int:
+    """The exit code of a process that was told to stop, and that has replaced itself because handlers did not end."""
+    if not reported.left:
+        return RELEASED
+    logs.logger.error(
+        "%s that did not end could not be released: a worker's watchdog rescues them when their leases run out",
+        count_of(len(reported.left), "job"),
+    )
+    return 1
 
 
 class Run(ABC):
@@ -180,27 +190,33 @@ class Run(ABC):
         self._said = reason
 
 
+class App(NamedTuple):
+    """The user's handlers, and what names them on the command line."""
+
+    target: str
+    handlers: Handlers
+
+
 class Deployment(Run):
     """This process is the worker, perhaps one of several under a supervisor."""
 
     def __init__(
         self,
-        target: str,
-        handlers: Handlers,
+        app: App,
         settings: WorkerSettings,
         flags: Mapping[str, bool | str],
         stopping: Stopping,
         instruments: Sequence[Instrument],
+        left: Sequence[Outcome],
     ) -> None:
         super().__init__(settings, flags, stopping, instruments)
-        self._target = target
-        self._handlers = handlers
+        self._app = app
+        self._left = left
         self._line = inherited_line()
         session = inherited_session()
         self._orders = Orders(self._line, session) if self._line is not None and session is not None else None
-        self._leaving = inherited_leaving()
         self._keep = os.environ.pop(KEEP_VARIABLE, "1") != "0"
-        inherit_crash_dump(handlers)
+        inherit_crash_dump(app.handlers)
         self._worker: Worker | None = None
         """Made when the database is reachable."""
 
@@ -212,7 +228,7 @@ class Deployment(Run):
     async def work(self, dsn: str) -> int:
         """Runs the worker until it ends."""
         worker = Worker(
-            self._handlers,
+            self._app.handlers,
             dsn,
             settings=self.settings,
             burst=bool(self.flags["burst"]),
@@ -220,8 +236,8 @@ class Deployment(Run):
             watch=self._line is None,
             on_session=self._line.tell_session if self._line is not None else None,
             on_lease=self._line.tell_lease if self._line is not None else None,
-            on_stuck=self._be_replaced,
-            stuck=inherited_outcomes(),
+            on_stuck=partial(self._be_replaced, dsn),
+            stuck=self._left,
             launch=self._launch(dsn) if self._orders is None else None,
             orders=self._orders,
             figures_to=self._line,
@@ -229,21 +245,19 @@ class Deployment(Run):
             log=False,
         )
         self._worker = worker
-        if self._leaving:
-            worker.stop()
         self.stopping.of(worker)
-        self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")
+        self.say(f"handlers: {', '.join(sorted(h.kind for h in self._app.handlers))}")
         report = await _run_beside(self._line, worker)
         if self._orders is None:
             logs.logger.info("%s", summary(report))
-        return RELEASED if report.released or self.stopping.signals > 1 or self._leaving else 0
+        return RELEASED if report.released or self.stopping.signals > 1 else 0
 
     def _launch(self, dsn: str) -> Launch:
         """How to start a process for a job in quarantine."""
         environment = quarantine_environment(dsn, self.settings, self.flags)
-        return Launch([sys.executable, "-m", "pulse_trio.cli", "run", self._target], environment)
+        return Launch([sys.executable, "-m", "pulse_trio.cli", "run", self._app.target], environment)
 
-    def _be_replaced(self, stuck: list[Outcome]) -> NoReturn:
+    def _be_replaced(self, dsn: str, stuck: list[Outcome]) -> NoReturn:
         """Replaces the process to end stuck handlers; the new process reports their jobs. A resource that does not end, ends
         the process."""
         if self._line is not None:
@@ -263,7 +277,7 @@ class Deployment(Run):
         if self._line is not None:
             leave_at_once(REPLACE_ME)
         try:
-            leave_to_successor(stuck, quiet=self.stopping.quiet, leaving=leaving)
+            leave_to_successor(stuck, Address(dsn, self.settings.schema, leaving), quiet=self.stopping.quiet)
             flush()
             # Ignored signals are inherited, until the successor listens: the default action would end it.
             for number in SIGNALS if leaving else (signal.SIGUSR1,):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Node = list[Any]
 ENDS = ("same", "discard", "afresh")
-FAULTS = ("cancelled", "fails", "lost before", "lost after")
+FAULTS = ("cancelled", "timeout", "fails", "lost before", "lost after")
 LONG, SHORT, NEVER = 600.0, 0.2, 1e6
 """Seconds of a deadline of a handler that is suspended, which the play lets pass, of one that keeps its slot, and of one that
 passes."""
@@ -168,7 +168,7 @@ class Play:
 
     async def act(self, job: Job, what: str) -> None:
         """Does something, with the faults that are left."""
-        await self._strike(job, what, "cancelled", "fails", "lost before")
+        await self._strike(job, what, "cancelled", "timeout", "fails", "lost before")
         if not what.startswith("plain"):
             self.book.append(what)
         await self._strike(job, what, "lost after")
@@ -181,11 +181,14 @@ class Play:
             if fault.kind == "fails":
                 self.gives_up = self.gives_up or (what.startswith("undo") and job.cancel_reason is None)
                 raise Wrong(f"{what} fails once")
-            if fault.kind == "cancelled":
+            if fault.kind == "timeout":
+                running: Any = job._runtime
+                running.cancel("timeout")
+            elif fault.kind == "cancelled":
                 root = self._client.job(job.id).root_id or job.id
                 await trio.to_thread.run_sync(self._client.cancel, root)
                 if root == job.id:
-                    running: Any = job._runtime
+                    running = job._runtime
                     running.ask(CancelRequest("user", None))
             else:
                 await self._trees.lose(job.id)
@@ -403,6 +406,7 @@ def faults_of(saga: Saga, random: Random) -> list[Sequence[Fault]]:
         Fault(kind, at)
         for at in places(saga)
         for kind in FAULTS
+        if kind != "timeout"
         if kind != "fails" or saga.ends != "same" or not at.startswith("plain")
     ]
     pairs = [random.sample(may, 2), [random.choice(may), random.choice(may)]]
@@ -412,4 +416,10 @@ def faults_of(saga: Saga, random: Random) -> list[Sequence[Fault]]:
     before = [at for at in done[: then + 1] if not at.startswith("plain")]
     fails = before[-1] if random.random() < 0.6 else random.choice(before)
     pairs.append([Fault("cancelled", done[then]), Fault("fails", f"undo {fails}")])
-    return [(), *([fault] for fault in random.sample(may, 2)), *pairs]
+    drawn: list[Sequence[Fault]] = [(), *([fault] for fault in random.sample(may, 2)), *pairs]
+    # The time of an attempt is over, and its clean-up fails half-way, or somebody cancels the job, or its worker is lost.
+    late = random.randrange(len(done))
+    before = [at for at in done[: late + 1] if not at.startswith("plain")]
+    undone = f"undo {random.choice(before)}"
+    kind = random.choice(["fails", "fails", "cancelled", "lost before", "lost after"])
+    return [*drawn, [Fault("timeout", done[late])], [Fault("timeout", done[late]), Fault(kind, undone)]]

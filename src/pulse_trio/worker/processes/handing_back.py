@@ -40,6 +40,21 @@ class HandingBackStore(Protocol):
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack: ...
 
 
+async def report(store: HandingBackStore, stuck: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Reports the outcomes that a process could not report while its handlers still ran. Returns those that it cannot write:
+    their jobs are rescued."""
+    try:
+        for _ in range(_LOCKED_TRIES):
+            if not stuck:
+                break
+            stuck = (await store.settle(stuck)).again
+            if stuck:
+                await trio.sleep(_LOCKED_PAUSE)
+    except DatabaseUnavailable:
+        pass
+    return stuck
+
+
 class HandingBack:
     """Hands back what dead children held. `stopping` is set when the supervisor is told to stop."""
 
@@ -54,22 +69,10 @@ class HandingBack:
         more in `later`."""
         done = False
         with self._not_for_long():
-            await self.report(child.stuck)
+            await report(self._store, child.stuck)
             done = await self._rescue(child)
         if child.sessions and (done or not self._stopping.is_set()):
             later.start_soon(self.rescue_late, child)
-
-    async def report(self, stuck: Sequence[Outcome]) -> None:
-        """Reports the outcomes that a child could not report while its handlers still ran."""
-        try:
-            for _ in range(_LOCKED_TRIES):
-                if not stuck:
-                    return
-                stuck = (await self._store.settle(stuck)).again
-                if stuck:
-                    await trio.sleep(_LOCKED_PAUSE)
-        except DatabaseUnavailable:
-            return  # then they are rescued
 
     async def _rescue(self, child: Child) -> bool:
         """Returns whether the server answered."""

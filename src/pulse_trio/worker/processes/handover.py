@@ -28,13 +28,21 @@ STUCK_VARIABLE = "PULSE_TRIO_STUCK_JOBS"
 """Holds the number of the inherited descriptor of the outcomes, in the environment of a process that has replaced itself."""
 QUIET_VARIABLE = "PULSE_TRIO_CLAIM_NOTHING"
 """In the environment of a process whose predecessor was told to claim nothing more."""
-LEAVING_VARIABLE = "PULSE_TRIO_REPORT_AND_END"
-"""In the environment of a process whose predecessor was told to stop: it reports what that has left, and ends."""
+ADDRESS_VARIABLE = "PULSE_TRIO_REPORT_TO"
+"""In the environment of a process that has replaced itself: where it reports the outcomes before it does anything else."""
 _ERROR_LIMIT = 16_384
 """Bytes of an error: the stack of a handler may be four times as long."""
 
 _encode = msgspec.json.encode
 _decoder = msgspec.json.Decoder(Outcome)
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where the outcomes are reported, and whether the process that was replaced had been told to stop."""
+
+    dsn: str
+    schema: str
+    ends: bool = False
 
 
 def encode_outcome(outcome: Outcome) -> str:
@@ -49,11 +57,9 @@ def decode_outcome(text: str | bytes) -> Outcome:
     return _decoder.decode(text)
 
 
-def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool, leaving: bool = False) -> None:
-    """To be called before this process executes another program in its place, which is only to report if this one was
-    `leaving`. Raises `OSError`."""
-    if leaving:
-        os.environ[LEAVING_VARIABLE] = "1"
+def leave_to_successor(stuck: Sequence[Outcome], address: Address, *, quiet: bool) -> None:
+    """To be called before this process executes another program in its place. Raises `OSError`."""
+    os.environ[ADDRESS_VARIABLE] = _encode(address).decode()
     if quiet:
         os.environ[QUIET_VARIABLE] = "1"
     if stuck:
@@ -74,9 +80,10 @@ def inherited_outcomes() -> list[Outcome]:
         return [decode_outcome(line) for line in file]
 
 
-def inherited_leaving() -> bool:
-    """Whether the process that we replaced was told to stop."""
-    return os.environ.pop(LEAVING_VARIABLE, None) is not None
+def inherited_address() -> Address | None:
+    """Where they are to be reported; None if this process has replaced none, or one of a version that did not say so."""
+    told = os.environ.pop(ADDRESS_VARIABLE, None)
+    return None if told is None else msgspec.json.decode(told, type=Address)
 
 
 def inherited_quiet() -> bool:

@@ -1,0 +1,50 @@
+"""What a process that has replaced itself does first: it reports the jobs whose handlers did not end.
+
+It does so before it reads settings or imports the user's module. A deploy may have put others in their place by then, which
+fail, or take longer than the leases last, or are gone: these jobs were lost then, at the latest when their attempts were used
+up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from ..store import WorkerStore
+from ..worker.processes.handing_back import report
+from ..worker.processes.handover import inherited_address, inherited_outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..jobs import Outcome
+    from ..worker.processes.handover import Address
+
+_WITHIN = 5.0
+"""Seconds for that. What is not written then the worker tries again, if there is to be one."""
+
+
+class Reported(NamedTuple):
+    """What has become of it: `left` is not written yet. `ends`: the process was told to stop, so it ends now."""
+
+    left: Sequence[Outcome] = ()
+    ends: bool = False
+
+
+def report_for_predecessor() -> Reported:
+    """Reports what the process has left that this one has replaced."""
+    outcomes, address = inherited_outcomes(), inherited_address()
+    if address is None:
+        return Reported(outcomes)
+    return Reported(trio.run(_report, address, outcomes) if outcomes else (), address.ends)
+
+
+async def _report(address: Address, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    store = WorkerStore(address.dsn, schema=address.schema)
+    left = outcomes
+    with trio.move_on_after(_WITHIN):
+        left = await report(store, outcomes)
+    with trio.move_on_after(_WITHIN, shield=True):
+        await store.aclose()
+    return left
