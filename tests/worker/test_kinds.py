@@ -690,6 +690,24 @@ async def test_a_process_that_dies_fails_its_own_job_alone(what: str, how: str, 
     assert stage.database.state(other) == "completed"
 
 
+@pytest.mark.parametrize(("met", "state"), [(1, "completed"), (4, "completed"), (5, "dead")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_process_that_meets_the_workers_signal_before_it_is_up_is_replaced(
+    number: signal.Signals, met: int, state: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager signals every process at once: a job of one attempt was dead, and had not begun."""
+    opens, left = trio.lowlevel.open_process, [f"kill -{number.value} $$"] * met
+
+    async def open_process(command: list[str], **how: Any) -> trio.Process:
+        return await opens(["/bin/sh", "-c", left.pop()] if left else command, **how)
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
+    job = await at_once(stage, "process", "succeed", max_attempts=1)
+    assert job.state == state
+    if state == "dead":
+        assert f"for the handler was killed by {number.name}" in job.error
+
+
 async def test_a_process_that_says_more_than_any_answer_has_is_killed(stage: Stage) -> None:
     other = stage.enqueue("process", what="succeed", ear="")
     job = await at_once(stage, "process", "babble", max_attempts=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pulse_trio import Job, Worker
+from pulse_trio import Fixed, Job, Worker
 from pulse_trio.observe import CleanupCut, DatabaseFound, DatabaseLost, FenceLost, JobEnded, LeaseUnproven
 from pulse_trio.testing.memory import MemoryStore, unavailable
 
@@ -661,6 +662,32 @@ async def test_a_handler_that_cancels_its_own_nursery_fails_its_attempt(seconds:
     assert stage.outcomes() == ["failed"]
     assert job.error is not None
     assert "cancelled its own nursery" in job.error
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome", "delay"),
+    [
+        ({"retry": Fixed(500)}, "failed", 500.0),
+        ({"retry": {asyncio.CancelledError: Fixed(7)}}, "failed", 7.0),
+        ({"retry": lambda _: None}, "discarded", 0.0),
+        ({"retry_on": ValueError}, "discarded", 0.0),
+        ({"discard_on": BaseException}, "discarded", 0.0),
+    ],
+    ids=["Fixed", "by-its-type", "none", "retry_on", "discard_on"],
+)
+async def test_the_retries_of_a_handler_decide_what_becomes_of_one_that_cancels_its_own_nursery(
+    options: dict[str, Any], outcome: str, delay: float, stage: Stage
+) -> None:
+    """It was tried again after a random time, whatever they said."""
+
+    @stage.handlers.job(**options)
+    async def rash(job: Job) -> None:
+        job.nursery.cancel_scope.cancel()
+        await trio.sleep_forever()
+
+    await stage.ended("rash")
+    (found,) = stage.store.settled
+    assert (found.kind, found.delay) == (outcome, delay)
 
 
 async def test_a_job_whose_children_were_cut_short_is_not_complete(stage: Stage) -> None:

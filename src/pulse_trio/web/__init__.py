@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .security import Authenticate, User, WebSettings
 
 HOW_TO_INSTALL = "pip install 'pulse-trio[web]'"
-_NEEDED = ("starlette", "jinja2", "itsdangerous", "argon2", "python_multipart")
+_NEEDED = ("starlette", "jinja2", "itsdangerous", "argon2")
 
 
 def create_app(

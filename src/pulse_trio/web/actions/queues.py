@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...handlers import check_queue, queue_limits
 from ...store import queues, schedules, watching
+from ..addresses import named
 from ..site import site_of
 from .common import SENT_ALREADY, act, back, first_time, route, text_of, whole_number
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 async def pause_queue(request: Request) -> Response:
     """Stops claims from a queue; running jobs go on."""
-    queue = request.path_params["queue"]
+    queue = named(request, "queue")
     check_queue(queue)
     unknown = await site_of(request).database.read(watching.unknown(queue))
     new = await act(request, queues.pause(queue))
@@ -28,14 +29,14 @@ async def pause_queue(request: Request) -> Response:
 
 async def resume_queue(request: Request) -> Response:
     """Ends a queue's pause."""
-    queue = request.path_params["queue"]
+    queue = named(request, "queue")
     was = await act(request, queues.resume(queue))
     return back(request, "/queues", f"The queue {queue} {'is resumed' if was else 'was not paused'}.")
 
 
 async def limit_queue(request: Request) -> Response:
     """Sets all limits of a queue: an empty field is no limit."""
-    queue = request.path_params["queue"]
+    queue = named(request, "queue")
     limits = queue_limits(
         queue,
         whole_number(text_of(request, "limit"), "A limit"),
@@ -49,7 +50,7 @@ async def limit_queue(request: Request) -> Response:
 
 async def pause_kind(request: Request) -> Response:
     """Stops claims of one kind, in every queue."""
-    kind = request.path_params["kind"]
+    kind = named(request, "kind")
     new = await act(request, queues.pause(kind=kind))
     told = "is paused; its running jobs go on" if new else "was paused already"
     return back(request, "/queues", f"The kind {kind} {told}.")
@@ -57,28 +58,28 @@ async def pause_kind(request: Request) -> Response:
 
 async def resume_kind(request: Request) -> Response:
     """Ends a kind's pause."""
-    kind = request.path_params["kind"]
+    kind = named(request, "kind")
     was = await act(request, queues.resume(kind=kind))
     return back(request, "/queues", f"The kind {kind} {'is resumed' if was else 'was not paused'}.")
 
 
 async def pause_schedule(request: Request) -> Response:
     """Stops a schedule."""
-    name = request.path_params["name"]
+    name = named(request, "name")
     await act(request, schedules.pause(name))
     return back(request, "/schedules", f"The schedule {name} is paused.")
 
 
 async def resume_schedule(request: Request) -> Response:
     """Resumes a schedule that is paused or broken."""
-    name = request.path_params["name"]
+    name = named(request, "name")
     await act(request, schedules.resume(name))
     return back(request, "/schedules", f"The schedule {name} is resumed.")
 
 
 async def run_schedule(request: Request) -> Response:
     """Enqueues a schedule's job now."""
-    name = request.path_params["name"]
+    name = named(request, "name")
     if not first_time(request):
         return back(request, "/schedules", SENT_ALREADY, failed=True)
     done = await act(request, schedules.run_now(name))

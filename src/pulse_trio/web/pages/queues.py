@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..addresses import named
 from ..reading import queues as reading
 from . import Page
 
@@ -20,7 +21,7 @@ async def read(_: Request, site: Site) -> reading.Queues:
 
 async def read_one(request: Request, site: Site) -> reading.Queue:
     """What is set for one queue."""
-    return await reading.read_one(site.database, request.path_params["name"])
+    return await reading.read_one(site.database, named(request, "name"))
 
 
 ONE = Page("/queues/{name:path}", "queue.html", read_one)

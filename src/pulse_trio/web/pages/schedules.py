@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..addresses import named
 from ..reading import schedules as reading
 from . import Page
 
@@ -20,7 +21,7 @@ async def read(_: Request, site: Site) -> reading.Schedules:
 
 async def read_fires(request: Request, site: Site) -> reading.Fires:
     """What one has fired."""
-    return await reading.read_fires(site.database, request.path_params["name"])
+    return await reading.read_fires(site.database, named(request, "name"))
 
 
 PAGE = Page("/schedules", "schedules.html", read, live="parts/schedules.html")

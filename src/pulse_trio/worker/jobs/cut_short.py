@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from ...states import outcome_of_cancel, outcome_of_error, storable
 from .job_states import COMMITTED, LOST
 
 if TYPE_CHECKING:
-    from ...jobs import Outcome
+    from ...jobs import Claim, Outcome
     from ...states import Retries
     from .common import ParentState
     from .running_job import RunningJob
@@ -24,6 +25,13 @@ def outcome_of_cancelled(job: RunningJob, retries: Retries | None, stops: Parent
         return job.durability.suspended() if job.stuck is None else _failed_of_it(job, job.stuck, retries)
     message = stops.because if reason == "shutdown" else job.cancel_message
     return outcome_of_cancel(job.claim, reason, retries, message)
+
+
+def outcome_of_self_cancelled(claim: Claim, retries: Retries | None) -> Outcome:
+    """The outcome of a handler that has cancelled its job's own nursery: a failure of its own. Its retries judge it by the one
+    exception for that which they can name: Trio's cannot be made outside of Trio."""
+    error = CancelledError("the handler cancelled its own nursery (job.nursery)")
+    return outcome_of_error(claim, error, retries, f"CancelledError: {error}")
 
 
 def outcome_of_stuck(job: RunningJob, retries: Retries | None, stops: ParentState) -> Outcome | None:

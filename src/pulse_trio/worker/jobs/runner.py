@@ -28,9 +28,9 @@ from ...observe import (
     UnfitArgumentsReleased,
     UnknownKindReleased,
 )
-from ...states import GIVEN_BACK, STOPPED, UnreadableOptions, outcome_of_error, retry_delay, storable
+from ...states import GIVEN_BACK, STOPPED, UnreadableOptions, outcome_of_error, storable
 from .completion import completed, in_view_of, is_dead_of
-from .cut_short import outcome_of_cancelled, outcome_of_stuck
+from .cut_short import outcome_of_cancelled, outcome_of_self_cancelled, outcome_of_stuck
 from .events import JobEvents
 from .job_states import LOST, CleansUpNext, DurableCallRefused
 from .running_job import RunningJob
@@ -336,8 +336,7 @@ class Runner:
         elif reason == "fence-lost":
             self._observer.emit(FenceLost(job.claim.id, job.claim.kind, job.claim.attempt, "heartbeat"))
         elif reason is None:
-            error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
-            return Outcome(job.claim, "failed", delay=retry_delay(job.claim), error=error)
+            return outcome_of_self_cancelled(job.claim, self._calls.retries.get(job.claim.kind))
         return self.outcome_of_cancelled(job)
 
     def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:

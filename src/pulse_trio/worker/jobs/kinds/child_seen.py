@@ -58,6 +58,11 @@ class ChildProcess:
         """Whether it has ended, and all that it has started."""
         return self._ended.is_set()
 
+    @property
+    def met_the_workers_signal(self) -> bool:
+        """Whether it was ended by one of the signals that mean the worker, which it takes no notice of once it is up."""
+        return self._process.returncode in (-signal.SIGTERM, -signal.SIGINT)
+
     async def reap(self) -> None:
         """Waits until the process ends; ends it when cancelled."""
         try:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger("pulse_trio")
 
+_STARTS = 5
+"""Processes that are started for one job, at most, where signals that mean the worker end them before they are up."""
 _LONGEST_START = 300.0
 """Seconds that a process and its import of a handler's module may take, where the job has a timeout that is not longer."""
 
@@ -113,6 +115,18 @@ class ProcessCalls:
 
     async def _start(self, order: Order) -> ChildProcess:
         await self._opened.wait()
+        child = await self._start_one(order)
+        for _ in range(_STARTS - 1):
+            # A service manager signals every process at once, also one that is not yet deaf to it. The worker decides.
+            if child.usable or not child.met_the_workers_signal:
+                break
+            child = await self._start_one(order)
+        if not child.usable:
+            raise ProcessDied(f"The process {child.pid} for the handler {await child.how_it_ended()}.")
+        return child
+
+    async def _start_one(self, order: Order) -> ChildProcess:
+        """A new child, which is `usable` unless it has died before it was up."""
         # Shielded: a process that was started is recorded here, whatever happens meanwhile.
         child = await _shielded(partial(start_child, self._lifeline))
         for task in (child.reap, child.line.send, partial(self._serve, child)):
@@ -121,7 +135,8 @@ class ProcessCalls:
         child.line.expect(started)
         try:
             if not isinstance(await started.answered(), wire.Ready):
-                raise ProcessDied(f"The process {child.pid} for the handler {await child.how_it_ended()}.")
+                child.usable = False
+                await child.how_it_ended()
         except BaseException:
             child.kill()
             raise
