@@ -115,6 +115,29 @@ async def test_jobs_run_in_the_order_of_time(
 
 
 @pytest.mark.trio
+async def test_a_handler_finds_the_clock_where_its_job_fell_due(
+    pulse_handlers: Handlers, pulse_client: Client, pulse_clock: PulseClock
+) -> None:
+    """It showed where the move had begun, so what took its time from there reckoned with another one."""
+    found: list[datetime] = []
+
+    @pulse_handlers.job
+    async def looks(job: Job) -> None:
+        found.append(pulse_clock.now())
+        if job.attempt < 3:
+            raise Snooze(timedelta(days=1))
+
+    began = datetime(2030, 1, 1, 1, tzinfo=UTC)
+    await pulse_clock.jump_to(began)
+    await pulse_client.enqueue("looks")
+    await pulse_clock.advance(days=7)
+    late = [now - began - timedelta(days=days) for days, now in enumerate(found)]
+    assert len(late) == 3
+    assert all(timedelta() <= each < timedelta(minutes=1) for each in late), late
+    assert pulse_clock.now() - began >= timedelta(days=7)
+
+
+@pytest.mark.trio
 async def test_a_month_of_cron_fires_at_its_times_of_the_calendar(
     nightly: Handlers, pulse_client: Client, pulse_clock: PulseClock
 ) -> None:

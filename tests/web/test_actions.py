@@ -104,7 +104,7 @@ async def test_a_job_is_enqueued_again_as_it_was_once_for_a_form_that_is_sent_tw
 ) -> None:
     old = window.enqueue(
         "mail", kind="send", args={"to": "ada", "n": 1e-7}, priority=5, max_attempts=3, timeout=30.0, key="tenant",
-        unique_key="once", delay=3600.0, deadline=60.0,
+        unique_key="once", delay=3600.0, deadline=60.0, tags=["eu", "vip"], meta={"order": "ä7"},
     )  # fmt: skip
     token = re.search(r'name="csrf_token" value="([^"]+)"', (await site.get("/enqueue")).text)
     assert token is not None
@@ -119,7 +119,10 @@ async def test_a_job_is_enqueued_again_as_it_was_once_for_a_form_that_is_sent_tw
     assert job is not None
     for name in ("kind", "args", "queue", "priority", "max_attempts", "key"):
         assert job[name] == was[name], name
-    assert job["options"] == {"timeout": 30.0}
+    assert job["options"]["timeout"] == 30.0
+    assert "deadline" not in job["options"]
+    told_of = window.job(new)
+    assert (told_of["tags"], told_of["meta"]) == (["eu", "vip"], {"order": "ä7"})
     assert job["unique_key"] is None
     assert window.state(new) == "available"
     assert trail(window) == [("ada", "enqueue", "mail send", 1)]

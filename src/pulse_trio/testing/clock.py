@@ -70,10 +70,12 @@ class PulseClock:
         self._dsn = dsn
         self._handlers = handlers
         self._moment: datetime | None = None
+        self._goal: _Goal | None = None
+        """While it is moved."""
 
     def now(self) -> datetime:
-        """Virtual time, in UTC. Python's own clock is not changed."""
-        return self._moment or datetime.now(UTC)
+        """Virtual time, in UTC; in a handler, that at which it is due. Python's own clock is not changed."""
+        return (self._goal and self._goal.reached) or self._moment or datetime.now(UTC)
 
     async def advance(
         self,
@@ -156,6 +158,7 @@ class PulseClock:
 
     async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> DrainReport:
         goal, unknown = _Goal(by), UnknownKinds()
+        self._goal = goal
 
         def worker(**given: Any) -> Worker:
             given["instruments"] = [*given.get("instruments", ()), unknown]
@@ -164,7 +167,7 @@ class PulseClock:
         try:
             report = await drain_with(worker, seconds, settings)
         finally:
-            self._moment = goal.reached or self._moment
+            self._moment, self._goal = goal.reached or self._moment, None
         if goal.lacks_clock:
             raise ConfigurationError(_NO_CLOCK)
         unknown.refuse()

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
+import msgspec
 
 from ...errors import InvalidArguments, UnknownJob
 from ...jobs import JobRequest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...store.operations import Operation
 
-_KEPT = ("timeout", "backoff_base", "backoff_cap", "crash_limit", "limit", "rate")
+_KEPT = ("timeout", "backoff_base", "backoff_cap", "crash_limit", "limit", "rate", "tags", "meta")
 """Options that a job which is enqueued again keeps. A deadline, an expiry, a trace and a tree are the old job's own."""
 
 
@@ -107,8 +108,9 @@ async def enqueue_again(request: Request) -> Response:
 
 
 def again(job_id: int) -> Operation[new_jobs.Enqueued]:
-    """A new job with the kind, arguments, queue, priority, attempts, key and options of an old one; due now, without its unique
-    key, its deadline and its place in a tree. Raises `UnknownJob`, `InvalidArguments` for arguments of that job alone."""
+    """A new job with the kind, arguments, queue, priority, attempts, key, tags, metadata and options of an old one; due now,
+    without its unique key, its deadline and its place in a tree. Raises `UnknownJob`, `InvalidArguments` for arguments of that
+    job alone."""
     rows = yield Query("enqueued_as", {"id": job_id})
     if not rows:
         raise UnknownJob(missing(job_id))
@@ -138,9 +140,9 @@ def _kept(options: str | None) -> str | None:
     if options is None:
         return None
     given: dict[str, Any] = json.loads(options)
-    return (
-        json.dumps({name: given[name] for name in _KEPT if name in given}) if any(n in given for n in _KEPT) else None
-    )
+    kept = {name: given[name] for name in _KEPT if name in given}
+    # As enqueuing writes it: the database finds tags in its text.
+    return msgspec.json.encode(kept).decode() if kept else None
 
 
 async def stack(request: Request) -> Response:
