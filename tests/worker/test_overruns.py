@@ -236,3 +236,51 @@ async def test_a_middleware_around_a_thread_that_does_not_end_is_noticed_when_th
             stuck_may_end.set()
     (overran,) = stage.events.of(HandlerOverran)
     assert "stuck_may_end.wait()" in overran.stack
+
+
+@pytest.mark.real_clock  # as above
+@pytest.mark.parametrize("how", ["its timeout", "a person"])
+async def test_a_stop_leaves_every_thread_also_one_that_was_cancelled_before(how: str, stage: Stage) -> None:
+    """Both were left without a word, and rescued as those of a worker that had crashed."""
+    begun, cancelled, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    @stage.handlers.job
+    def cut(job: Job) -> None:
+        while job.cancel_reason is None:
+            may_end.wait(0.01)
+        cancelled.set()
+        may_end.wait()
+
+    @stage.handlers.job
+    def healthy() -> None:
+        begun.set()
+        may_end.wait()
+
+    first = stage.enqueue("cut", timeout=0.01 if how == "its timeout" else None)
+    second = stage.enqueue("healthy")
+    left: list[Outcome] = []
+
+    def on_stuck(outcomes: list[Outcome]) -> NoReturn:
+        left.extend(outcomes)
+        may_end.set()
+        raise Replaced
+
+    worker = stage.worker(cleanup=0.1, grace=0.0, on_stuck=on_stuck)
+
+    async def stop() -> None:
+        await trio.to_thread.run_sync(begun.wait)
+        if how == "a person":
+            stage.database.cancel(first)
+        await trio.to_thread.run_sync(cancelled.wait)
+        assert stage.events.of(HandlerOverran) == []
+        worker.stop()
+
+    with trio.fail_after(30), pytest.RaisesGroup(Replaced, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            nursery.start_soon(stop)
+    assert {outcome.claim.id: outcome.kind for outcome in left} == {
+        first: "timeout" if how == "its timeout" else "cancelled",
+        second: "released",
+    }
+    assert {event.reason for event in stage.events.of(HandlerOverran)} == {"shutdown"}

@@ -37,6 +37,7 @@ async def end_what_is_left(jobs: JobTable, stops: Stops, grace: float) -> None:
     """Cancels the jobs that still run after `grace` seconds, or when the worker is told to stop now."""
     with trio.move_on_after(grace):
         await stops.now.wait()
+    stops.ending = True
     jobs.cancel_all("shutdown")
 
 

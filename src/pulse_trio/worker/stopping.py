@@ -23,6 +23,8 @@ class Stops:
         """Set when running jobs get their grace and are then cancelled."""
         self.now = trio.Event()
         """Set when running jobs are cancelled without any grace."""
+        self.ending = False
+        """Whether running jobs are cancelled, because the worker ends."""
         self.because: str | None = None
         """Why running jobs are released, if it is not that the worker was told to stop."""
         self.draining = False

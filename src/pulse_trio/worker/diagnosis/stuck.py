@@ -29,7 +29,9 @@ _LOOK = 1.0
 
 
 class Stopping(Protocol):
-    """Stops the worker at once."""
+    """Stops the worker at once. `ending`: it cancels what still runs, because it ends."""
+
+    ending: bool
 
     def stop_now(self, because: str | None = None) -> None: ...
 
@@ -68,14 +70,16 @@ class StuckHandlers:
 
     def _is_left_alone(self, job: RunningJob) -> bool:
         """Whether it may take as long as it likes."""
-        return self._calls.ends_by_itself(job) and not (self._leaves and job.cancel_reason == "shutdown")
+        # Also one that was cancelled before for another reason: a person, its timeout, a lease that could not be proven.
+        return self._calls.ends_by_itself(job) and not (self._leaves and self._stops.ending)
 
     def _overran(self, job: RunningJob, seconds: float) -> None:
         """Handles a cancelled handler that has not ended: the worker releases all other jobs and its process is replaced."""
         claim = job.claim
         stack = self._calls.where_is(job)
         reason = job.cancel_reason or "shutdown"
-        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, reason, seconds, stack))
+        ends = "shutdown" if self._calls.ends_by_itself(job) else reason
+        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, ends, seconds, stack))
         job.stuck = f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
         job.plain = False
         self.jobs.append(job)
