@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.routing import Route
 
-from pulse_trio.web import create_app
+from pulse_trio import SyncClient
+from pulse_trio.lines import Kind
+from pulse_trio.web import User, create_app
+from pulse_trio.web.reading.job import LONGEST, TOO_LONG
+from pulse_trio.web.security import HIDDEN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.sites import open_site
 
@@ -131,6 +135,33 @@ async def test_the_page_of_a_cancelled_job_says_that_its_clean_up_did_not_end(
 
     window.run(lines, job_id, 2, 10, COMPENSATED, "1.0")
     assert "A retry does the rest of it" not in (await site.get(f"/jobs/{job_id}")).text
+
+
+@pytest.mark.parametrize("reads", ["all", "some", "nothing"])
+async def test_what_a_durable_job_has_recorded_is_shown_to_those_who_may_read_payloads(
+    dsn: str, window: Window, reads: str
+) -> None:
+    """It was shown to nobody, and an event under another name than the one that the job waits for was not to be seen."""
+    job_id = window.enqueue("mail")
+    window.run("SELECT FROM make_durable(%s)", job_id)
+    lines = "INSERT INTO history (job_id, line, kind, key, name, value, attempt) VALUES (%s, %s, %s, %s, %s, %s, 1)"
+    window.run(lines, job_id, 1, Kind.STEP, "1:step", "charge", '{"receipt": "<r-17>", "card": "4711"}')
+    window.run(lines, job_id, 2, Kind.EVENT, "2:event", "paid", '"by ada"')
+    window.run(lines, job_id, 3, Kind.STEP, "3:step", "scan", f'"{"x" * LONGEST}"')
+    SyncClient(dsn).send_event(job_id, "refunded", {"card": "4712"})
+
+    async def user(_: object) -> User:
+        return User("ada", may_read_payloads=reads != "nothing", redact=("card",) if reads == "some" else ())
+
+    async with open_site(dsn, authenticate=user) as site:
+        page, twin = await site.get(f"/jobs/{job_id}"), await site.get(f"/api/jobs/{job_id}")
+    for word, who in [("4711", ["all"]), ("4712", ["all"]), ("r-17", ["all", "some"]), ("by ada", ["all", "some"])]:
+        assert [word in answer.text for answer in (page, twin)] == [reads in who] * 2, word
+    assert "<r-17>" not in page.text
+    told = {f"{one['what']} {one['name']}": one["payload"] for one in twin.json()["recorded"]}
+    assert list(told) == ["step charge", "event paid", "step scan", "event not received refunded"]
+    assert told["step scan"] == (HIDDEN if reads == "nothing" else TOO_LONG)
+    assert page.text.count("event not received refunded") == 1
 
 
 async def test_every_address_of_a_page_is_under_the_prefix(dsn: str) -> None:

@@ -60,7 +60,7 @@ def jobs() -> None:
 def list_jobs(
     limit: int, before: int | None, timeout: float, schema: str | None, dsn: str | None, as_json: bool, **given: Any
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, those that were enqueued last first."""
     chosen = filter_of(given)
     with open_store(dsn, schema) as client:
         try:
@@ -168,7 +168,7 @@ def _as_dict(job: JobRecord) -> dict[str, Any]:
 # Acting on many
 
 _IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
-_LIMIT = click.option("--limit", type=WholeNumber(1), metavar="NUMBER", help="At most this many, the oldest first.")
+_LIMIT = click.option("--limit", type=WholeNumber(1), metavar="NUMBER", help="At most this many, those with the lowest ids.")
 _YES = click.option(
     "--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds, or on whole trees."
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import UsageError
+from ...lines import Kind
 from ...states import FINISHED, TRANSITIONS, Event, State
 from ...store import cancelling, family, health, life, operations, why
 from ...store.branches import Branch, branches
@@ -31,7 +33,22 @@ MEMBERS = 500
 """Members of a tree on one page."""
 LINES = 500
 """Lines of a durable history on one page."""
+LONGEST = 2000
+"""Characters of a value in it."""
+TOO_LONG = f"longer than {LONGEST:,} characters: see pulse-trio jobs show --json"
+_RECORDED = {Kind.STEP: "step", Kind.EVENT: "event"}
 _STUCK = frozenset({"queue_paused", "kind_paused", "no_worker", "workers_draining", "unknown_kind", "quarantined"})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a step of a durable job has returned, or an event has brought. `payload` is that value, or `TOO_LONG`."""
+
+    what: str
+    """`step`, `event`, or `event not received`: it was sent, and the job waits for none of that name, or has not come to it."""
+    name: str
+    at: datetime
+    payload: Any
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,8 @@ class Job:
     """Everything that one page shows of a job.
 
     `timeline` are its events in order, `waits_for` what keeps it, the most decisive first. `tree` has the members of its tree,
-    the root first, none for a job without one; `tree_is_cut` says that there are more. `owes_clean_up`: it was cancelled, and
+    the root first, none for a job without one; `tree_is_cut` says that there are more. `recorded` is what a durable job
+    remembers, and was sent. `owes_clean_up`: it was cancelled, and
     its clean-up did not end.
     """
 
@@ -49,6 +67,7 @@ class Job:
     quarantine: Quarantined | None
     waits_for: list[Reason]
     timeline: list[Entry]
+    recorded: list[Recorded]
     tree: list[TreeJob]
     tree_is_cut: bool
     owes_clean_up: bool
@@ -99,9 +118,9 @@ async def read(database: Database, job_id: int) -> Job:
     if job.state not in FINISHED:
         quarantined = next(iter(await database.read(health.quarantined(job_id))), None)
     waits = [] if job.state in FINISHED else await _allowed(database, why.why(job_id), list[why.Reason]())
-    lines, tree = list[family.HistoryLine](), list[family.TreeJob]()
+    lines, tree, recorded = list[family.HistoryLine](), list[family.TreeJob](), list[Recorded]()
     if job.root_id is not None:
-        lines = await _allowed(database, family.lines(job_id, limit=LINES), lines)
+        lines, recorded = await _history(database, job_id)
         tree = await _allowed(database, family.tree(job_id, limit=MEMBERS + 1), tree)
     owing: list[int] = []
     if job.root_id is not None and job.state in FINISHED:
@@ -113,11 +132,38 @@ async def read(database: Database, job_id: int) -> Job:
         quarantined,
         waits,
         life.life_of(job, attempts, asked, lines),
+        recorded,
         tree[: MEMBERS + 1] if len(tree) > 1 or lines else [],
         len(tree) > MEMBERS + 1,
         bool(owing),
         utc_now(),
     )
+
+
+async def _history(database: Database, job_id: int) -> tuple[list[family.HistoryLine], list[Recorded]]:
+    """The lines of its history, without what it has recorded, which not everybody is shown; and that."""
+    told = await _allowed(database, family.history(job_id, longest=LONGEST, limit=LINES), None)
+    if told is None:
+        return await _allowed(database, family.lines(job_id, limit=LINES), list[family.HistoryLine]()), []
+    recorded = [
+        Recorded(_RECORDED[Kind(line.kind)], line.name or line.key, line.written_at, _value(line.value))
+        for line in told
+        if line.kind in _RECORDED
+    ]
+    sent = await _allowed(database, family.unreceived(job_id, longest=LONGEST, limit=LINES), list[family.SentEvent]())
+    recorded += [Recorded("event not received", event.name, event.sent_at, _value(event.payload)) for event in sent]
+    hidden = {*_RECORDED, Kind.STEP_FAILED}
+    return [replace(line, value=None) if line.kind in hidden else line for line in told], recorded
+
+
+def _value(text: str | None) -> Any:
+    # What is cut is not shown: the values of fields that `redact` names could not be found in it.
+    if text is None or len(text) >= LONGEST:
+        return text and TOO_LONG
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return TOO_LONG
 
 
 async def _allowed(database: Database, operation: Operation[T], otherwise: T) -> T:
