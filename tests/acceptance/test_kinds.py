@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 import trio
 
@@ -13,8 +15,6 @@ from pulse_trio.testing.faults.processes import is_running
 from support.workers import RUN, enqueue, rows, settled, until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pulse_trio.testing.faults.processes import Processes
 
 APP = """
@@ -66,6 +66,16 @@ async def there(path: Path) -> None:
             await trio.sleep(0.01)
 
 
+async def holds_up(pid: int, number: signal.Signals) -> None:
+    """The process has blocked the signal."""
+    with trio.fail_after(20):
+        while True:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")  # noqa: ASYNC240 -- no disk
+            if int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1:
+                return
+            await trio.sleep(0.01)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replaced(
     count: int, dsn: str, processes: Processes, app: Path
@@ -100,6 +110,28 @@ async def test_a_stuck_job_is_reported_though_the_process_that_replaces_its_own_
     rows(dsn, "SELECT pulse.cancel(%(id)s)", {"id": stuck})
     assert await worker.ended() == 2, worker.report()
     assert "ZeroDivisionError" in worker.stderr
+    assert rows(dsn, "SELECT attempt, outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": stuck}) == [
+        (1, "cancelled")
+    ]
+
+
+async def test_a_stop_while_a_process_replaces_its_own_comes_when_the_stuck_job_is_reported(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """The signal ended the process that was about to report it. And the command names its files from where it was given."""
+    (app / "app.py").write_text(f"{APP}\nimport os\nos.chdir('/')\n")
+    (stuck,) = enqueue(dsn, "swallows", folder=str(app))
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=600")
+    await there(app / "began")
+    rows(dsn, "SELECT pulse.cancel(%(id)s)", {"id": stuck})
+    with psycopg.connect(dsn) as connection:
+        # Its report is sent again and again until the row is free.
+        connection.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [stuck])
+        await worker.line(rf"job {stuck} \(swallows\) has not ended .* replacing the process")
+        await holds_up(worker.pid, signal.SIGTERM)
+        worker.send(signal.SIGTERM)
+        connection.rollback()
+    assert await worker.ended() == -signal.SIGTERM, worker.report()
     assert rows(dsn, "SELECT attempt, outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": stuck}) == [
         (1, "cancelled")
     ]

@@ -168,7 +168,9 @@ def _as_dict(job: JobRecord) -> dict[str, Any]:
 # Acting on many
 
 _IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
-_LIMIT = click.option("--limit", type=WholeNumber(1), metavar="NUMBER", help="At most this many, those with the lowest ids.")
+_LIMIT = click.option(
+    "--limit", type=WholeNumber(1), metavar="NUMBER", help="At most this many, those with the lowest ids."
+)
 _YES = click.option(
     "--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds, or on whole trees."
 )

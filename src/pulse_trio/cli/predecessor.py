@@ -7,6 +7,7 @@ up.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _WITHIN = 5.0
 """Seconds for that. What is not written then the worker tries again, if there is to be one."""
+HELD_UP = (signal.SIGTERM, signal.SIGINT)
+"""Signals that wait until it is done: by default they end the process, and this one does not listen to them yet."""
 
 
 class Reported(NamedTuple):
@@ -37,7 +40,10 @@ def report_for_predecessor() -> Reported:
     outcomes, address = inherited_outcomes(), inherited_address()
     if address is None:
         return Reported(outcomes)
-    return Reported(trio.run(_report, address, outcomes) if outcomes else (), address.ends)
+    try:
+        return Reported(trio.run(_report, address, outcomes) if outcomes else (), address.ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_UP)
 
 
 async def _report(address: Address, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

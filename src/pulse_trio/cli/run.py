@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -30,7 +32,7 @@ from .fleet import Fleet
 from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
 from .output import complain
-from .predecessor import Reported, report_for_predecessor
+from .predecessor import HELD_UP, Reported, report_for_predecessor
 from .reload import check_reload, run_reloading
 from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
@@ -114,12 +116,15 @@ def run(
         loaded = load_instruments(instruments)
         logs.set_up(as_json=as_json, verbose=verbose)
         return trio.run(Supervision(target, settings, flags, stopping, loaded).run, choice)
+    folder = Path.cwd()
     handlers = load_handlers(target)
     ask_instruments(handlers, target)
     loaded = load_instruments(instruments)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()
-    return trio.run(Deployment(App(target, handlers), settings, flags, stopping, loaded, reported.left).run, choice)
+    return trio.run(
+        Deployment(App(target, handlers, folder), settings, flags, stopping, loaded, reported.left).run, choice
+    )
 
 
 def _ended_for_predecessor(reported: Reported) -> int:
@@ -195,6 +200,8 @@ class App(NamedTuple):
 
     target: str
     handlers: Handlers
+    folder: Path
+    """Where the command was given."""
 
 
 class Deployment(Run):
@@ -279,9 +286,14 @@ class Deployment(Run):
         try:
             leave_to_successor(stuck, Address(dsn, self.settings.schema, leaving), quiet=self.stopping.quiet)
             flush()
-            # Ignored signals are inherited, until the successor listens: the default action would end it.
+            # Ignored signals are inherited, and those that are held up, until the successor listens: the default action would
+            # end it.
             for number in SIGNALS if leaving else (signal.SIGUSR1,):
                 signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD_UP)
+            # Its command line may name a file from here; the user's module may have gone elsewhere.
+            with suppress(OSError):
+                os.chdir(self._app.folder)
             # In place: the process keeps its id, so a service manager notices nothing.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
         except Exception as error:
