@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anyio
@@ -195,6 +196,68 @@ async def test_an_open_batch_does_not_finish_and_takes_more(dsn: str, window: Wi
             await again.enqueue_many([step.request(3)])
     assert window.value("SELECT count(*) FROM jobs WHERE kind = 'step'") == 2
     assert len(callbacks(window)) == 1
+
+
+class Lost(BaseException):
+    """Ends a producer's block, as its death would."""
+
+
+async def produce(client: Client, how: str, made: list[int]) -> None:
+    """A producer that is lost in its block."""
+    async with client.batch(on_complete=report.request(7) if how == "at its creation" else None) as batch:
+        made.append(batch.id)
+        if how == "in the block":
+            batch.on_complete = report.request(batch.id)
+        await batch.enqueue(step, 1)
+        if how == "after a job":
+            batch.on_complete = report.request(batch.id)
+        await batch.enqueue_many([step.request(2)])
+        raise Lost
+
+
+@on_trio
+@pytest.mark.parametrize("ends", ["close", "cancel"])
+@pytest.mark.parametrize("how", ["at its creation", "in the block", "after a job", "not at all"])
+async def test_another_program_ends_the_batch_of_a_producer_that_is_lost(
+    how: str, ends: str, dsn: str, window: Window
+) -> None:
+    """The callback was in the producer's memory, and never enqueued. What was cancelled did not finish."""
+    made: list[int] = []
+    async with open_client(dsn) as client, open_store(dsn) as store:
+        with pytest.raises(Lost):
+            await produce(client, how, made)
+        other = await client.open_batch(made[0])
+        if ends == "close":
+            await other.close()
+            await store.settle([end(claim) for claim in await claim(store)])
+        else:
+            assert await other.cancel() == 2
+        assert await store.finish_batches() == made
+        assert (await other.wait(timeout=5)).status.total == 2
+    wanted = {"at its creation": [{"batch": 7}], "not at all": []}.get(how, [{"batch": made[0]}])
+    assert [job["args"] for job in callbacks(window)] == wanted
+
+
+async def test_a_callback_is_changed_and_taken_back_by_whoever_says_so(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client:
+        async with client.batch(on_complete=report.request(1)) as batch:
+            await batch.enqueue(step, 1)
+            batch.on_complete = report.request(2)
+        async with client.batch(on_complete=report.request(3)) as second:
+            await second.enqueue(step, 2)
+            second.on_complete = None
+        with pytest.raises(Lost):
+            await produce(client, "at its creation", lost := list[int]())
+        opened = await client.open_batch(lost[0])
+        assert opened.on_complete is None
+        opened.on_complete = report.request(4)
+        await opened.close()
+    kept = window.run("SELECT callback FROM batch ORDER BY id")
+    assert [row["callback"] and json.loads(row["callback"]["args"]) for row in kept] == [
+        {"batch": 2},
+        None,
+        {"batch": 4},
+    ]
 
 
 @on_trio

@@ -6,8 +6,8 @@
     result = await batch.wait(timeout=600)
 
 Leaving the block closes the batch: it takes no more jobs, and finishes with its last job. An exception in the block leaves it
-open: the enqueued jobs stay and run, but the callback does not; `close` or `cancel` the batch, or create it with
-`client.using(connection)`, where your transaction can roll everything back.
+open: the enqueued jobs stay and run, but the callback does not. Then `close` or `cancel` the batch, as any program can; or
+create it with `client.using(connection)`, where your transaction can roll everything back.
 """
 
 from __future__ import annotations
@@ -81,13 +81,26 @@ class BatchResult:
 class Batch:
     """Made by `client.batch()`, or by `client.open_batch(id)`."""
 
-    def __init__(self, means: Means, batch_id: int, *, name: str | None, on_complete: JobRequest | None = None) -> None:
+    def __init__(
+        self, means: Means, batch_id: int, *, name: str | None, kept: JobRequest | None = None, known: bool = False
+    ) -> None:
         self._means = means
         self.id = batch_id
         self.name = name
-        self.on_complete = on_complete
+        self._on_complete = self._kept = kept
+        """What is enqueued, and what the batch's row says of that."""
+        self._known = known
+        """Whether this object knows it. Another program may have said it."""
+
+    @property
+    def on_complete(self) -> JobRequest | None:
         """The request that is enqueued when every job has finished; may be set until the batch is closed (it can then carry
-        `batch.id`)."""
+        `batch.id`). It is kept with the next jobs, so another program can close the batch if this one is lost."""
+        return self._on_complete
+
+    @on_complete.setter
+    def on_complete(self, request: JobRequest | None) -> None:
+        self._on_complete, self._known = request, True
 
     def __repr__(self) -> str:
         return f"<Batch {self.id}{'' if self.name is None else f' {self.name!r}'}>"
@@ -102,6 +115,7 @@ class Batch:
         Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
         """
         request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
+        await self._keep_callback()
         with enqueuing(self._means.traces, request) as span:
             stream = AsyncStream([request], span.carried)
             (done,) = await write_stream(stream, self._means.adding, self._means.codec, batch=self.id)
@@ -115,6 +129,7 @@ class Batch:
         progress: Callable[[int], object] | None = None,
     ) -> list[JobRef[Any]]:
         """Enqueues many jobs as members, in one transaction: all of them or none; see `Client.enqueue_many`."""
+        await self._keep_callback()
         with enqueuing(self._means.traces) as span:
             async with open_stream(requests, span.carried) as stream:
                 done = await write_stream(
@@ -123,11 +138,20 @@ class Batch:
             span.done([one.id for one in done])
         return [self._ref(one, Any) for one in done]
 
+    async def _keep_callback(self) -> None:
+        if self._kept is not (request := self._on_complete):
+            _check_callback(request)
+            await self._means.run(batches.keep(self.id, request))
+            self._kept = request
+
     def _ref(self, done: new_jobs.Enqueued, result_type: Any) -> JobRef[Any]:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def close(self) -> None:
         """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing."""
+        if not self._known:
+            await self._means.run(batches.close_kept(self.id))
+            return
         _check_callback(self.on_complete)
         callback, traces = self.on_complete, self._means.traces
         if callback is not None and traces is not None:
@@ -155,12 +179,14 @@ class Batch:
 
     async def cancel(self, *, reason: str | None = None) -> int:
         """Cancels the batch's unfinished jobs: waiting ones at once, running ones through their handlers. Returns how many of
-        both. The batch itself finishes when its last job has ended, and its callback is enqueued."""
+        both. A batch that is open is closed then. It finishes when its last job has ended, and its callback is enqueued."""
         left = await self._means.run(batches.live(self.id))
         count = 0
         for start in range(0, len(left), _CANCELLED_AT_ONCE):
             results = await self._means.client.cancel_many(left[start : start + _CANCELLED_AT_ONCE], reason=reason)
             count += sum(r.cancellation is not None for r in results)
+        if (await self.status()).closed_at is None:
+            await self.close()
         return count
 
 
@@ -170,7 +196,8 @@ async def new_batch(means: Means, name: str | None, on_complete: JobRequest | No
     if name is not None:
         check_text("batch", name, 256)
     _check_callback(on_complete)
-    batch = Batch(means, await means.run(batches.open_batch(name)), name=name, on_complete=on_complete)
+    batch_id = await means.run(batches.open_batch(name, on_complete))
+    batch = Batch(means, batch_id, name=name, kept=on_complete, known=True)
     yield batch
     await batch.close()
 

@@ -64,10 +64,17 @@ class BatchFailure:
     error: str | None
 
 
-def open_batch(name: str | None) -> Operation[int]:
+def open_batch(name: str | None, callback: JobRequest | None = None) -> Operation[int]:
     """Opens a new batch; returns its id."""
     rows = yield Query("batch_open", {"name": name})
+    if callback is not None:
+        yield from keep(rows[0][0], callback)
     return rows[0][0]
+
+
+def keep(batch_id: int, callback: JobRequest | None) -> Operation[None]:
+    """Writes the callback of an open batch, for whoever closes it: its producer may be lost."""
+    yield Query("batch_keep", {"id": batch_id, "callback": _encoded(callback)})
 
 
 def lock(batch_id: int) -> Operation[None]:
@@ -87,10 +94,20 @@ def add(batch_id: int, job_ids: Iterable[int]) -> Operation[None]:
 
 def close(batch_id: int, callback: JobRequest | None) -> Operation[None]:
     """Closes a batch: it finishes with its last job. Raises `UnknownBatch`."""
-    encoded = None if callback is None else msgspec.json.encode(callback).decode()
-    rows = yield Query("batch_close", {"id": batch_id, "callback": encoded})
+    rows = yield Query("batch_close", {"id": batch_id, "callback": _encoded(callback)})
     if not rows:
         raise _unknown(batch_id)
+
+
+def close_kept(batch_id: int) -> Operation[None]:
+    """Closes a batch with the callback that was kept. Raises `UnknownBatch`."""
+    rows = yield Query("batch_close_kept", {"id": batch_id})
+    if not rows:
+        raise _unknown(batch_id)
+
+
+def _encoded(callback: JobRequest | None) -> str | None:
+    return None if callback is None else msgspec.json.encode(callback).decode()
 
 
 def status(batch_id: int) -> Operation[BatchStatus]:
