@@ -113,6 +113,17 @@ async def test_a_thread_that_does_not_end_is_left_and_its_job_is_released_when_i
     assert [attempt["outcome"] for attempt in shown["attempts"]] == ["released"]
 
 
+async def test_a_thread_that_is_left_is_released_in_the_folders_own_database_too(processes: Processes) -> None:
+    """That ends with the process that uses it, and so was gone when the one in its place reported the job."""
+    job_id = (await processes.run("enqueue", "block", "--max-attempts", "1")).strip()
+    worker = await processes.pulse_trio("run", "app:handlers", "--grace", "0", "--cleanup", "0")
+    await worker.line("blocking")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 3, worker.report()
+    shown = json.loads(await processes.run("jobs", "show", job_id, "--json"))
+    assert (shown["state"], shown["attempt"], shown["max_attempts"]) == ("available", 1, 2)
+
+
 async def test_sigusr1_ends_claiming_and_nothing_else(processes: Processes, command: Command, dsn: str) -> None:
     await command("enqueue", "wait")
     worker = await start(processes, dsn, "--grace", "0")

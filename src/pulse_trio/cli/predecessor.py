@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from ..embedded import open_embedded
+from ..errors import PulseTrioError
 from ..store import WorkerStore
 from ..worker.processes.handing_back import report
 from ..worker.processes.handover import inherited_address, inherited_outcomes
@@ -47,7 +49,17 @@ def report_for_predecessor() -> Reported:
 
 
 async def _report(address: Address, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    store = WorkerStore(address.dsn, schema=address.schema)
+    if not address.embedded:
+        return await _report_to(address.dsn, address.schema, outcomes)
+    try:
+        async with open_embedded() as server:
+            return await _report_to(server.dsn, address.schema, outcomes)
+    except PulseTrioError:
+        return outcomes
+
+
+async def _report_to(dsn: str, schema: str, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    store = WorkerStore(dsn, schema=schema)
     left = outcomes
     with trio.move_on_after(_WITHIN):
         left = await report(store, outcomes)

@@ -152,14 +152,17 @@ class Run(ABC):
         self.flags = flags
         self.instruments = [logs.LogInstrument(every_job=bool(flags["verbose"])), *instruments]
         self.stopping = stopping
+        self.embedded = False
+        """Whether the database is this folder's own."""
         self._said: str | None = None
 
     async def run(self, choice: Choice) -> int:
         """Waits for the database, runs, and returns the exit code."""
+        self.embedded = choice.dsn is None
         with self.stopping.open_signals() as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.stopping.obey, signals)
-                if choice.dsn is None and not sys.stderr.isatty():
+                if self.embedded and not sys.stderr.isatty():
                     # Without a terminal a forgotten setting is more likely than intent, and the jobs would wait in another
                     # database.
                     logs.logger.warning(
@@ -284,7 +287,8 @@ class Deployment(Run):
         if self._line is not None:
             leave_at_once(REPLACE_ME)
         try:
-            leave_to_successor(stuck, Address(dsn, self.settings.schema, leaving), quiet=self.stopping.quiet)
+            address = Address(dsn, self.settings.schema, leaving, self.embedded)
+            leave_to_successor(stuck, address, quiet=self.stopping.quiet)
             flush()
             # Ignored signals are inherited, and those that are held up, until the successor listens: the default action would
             # end it.

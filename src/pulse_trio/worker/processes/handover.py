@@ -38,11 +38,13 @@ _decoder = msgspec.json.Decoder(Outcome)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the outcomes are reported, and whether the process that was replaced had been told to stop."""
+    """Where the outcomes are reported, and whether the process that was replaced had been told to stop. `embedded`: its server
+    is this folder's own, which ends with the process that uses it."""
 
     dsn: str
     schema: str
     ends: bool = False
+    embedded: bool = False
 
 
 def encode_outcome(outcome: Outcome) -> str:
