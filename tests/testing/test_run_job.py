@@ -8,7 +8,7 @@ import time
 import pytest
 import trio
 
-from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, State
 from pulse_trio.errors import InvalidArguments
 from pulse_trio.testing import run_job, run_job_sync
 
@@ -96,6 +96,29 @@ async def test_the_delay_of_a_failure_is_the_backoff_of_that_attempt() -> None:
 
     fixed = Handlers().job(retry=lambda context: 10 * context.attempt)(handler)
     assert (await run_job(fixed, attempt=4)).delay == pytest.approx(40, abs=1)
+
+
+@pytest.mark.parametrize("how", ["fails", "is cut short"])
+async def test_the_error_of_a_clean_up_is_that_of_the_attempt_though_the_job_is_cancelled(
+    how: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It was the reason of the cancellation, and of a clean-up that was cut short there was nothing to be seen."""
+    handlers = Handlers()
+
+    @handlers.job
+    async def refund(job: Job) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                if how == "fails":
+                    raise OSError("the refund was refused")
+                await trio.sleep_forever()  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    run = await run_job(refund, cancel_after=1, cancel_message="why", within=60)
+    assert (run.outcome, run.state) == ("failed", State.CANCELLED)
+    assert run.error is not None
+    assert run.error.startswith("OSError: the refund was refused" if how == "fails" else "CleanupCut: ")
 
 
 @pytest.mark.trio

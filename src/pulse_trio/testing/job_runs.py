@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from ..states import FINISHED, State
+from ..states import FAILURES, FINISHED, State
 from .durable_runs import ChildRun, StepRun
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class JobRun:
     result: Any = None
     """What the handler returned, as the client gets it: through JSON."""
     error: str | None = None
-    """The error as it is stored; or the reason of a cancellation."""
+    """The error of the attempt as it is stored; or the reason of a cancellation that ended it."""
     exception: BaseException | None = None
     """What the handler raised; None if it ran in another process."""
     delay: float | None = None
@@ -83,11 +83,14 @@ def run_of(
     """The attempt of a job that has ended."""
     state, now = State.SUSPENDED if waits_for else job.state, trio.current_time()
     ours = [outcome for attempt, _, outcome in job.history if attempt == job.attempt and outcome != "rescued"]
+    outcome = ours[-1] if ours else "lost"
+    # A cancelled job whose clean-up failed, say: the job has been cancelled, and its attempt has an error of its own.
+    its_own = job.attempt_error if outcome in FAILURES else None
     return JobRun(
-        ours[-1] if ours else "lost",
+        outcome,
         state,
         None if job.result is None else msgspec.json.decode(job.result),
-        job.cancel_reason or job.error,
+        its_own or job.cancel_reason or job.error,
         exception,
         None if state in FINISHED or waits_for else max(0.0, job.run_at - now),
         said,

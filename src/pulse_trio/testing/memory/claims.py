@@ -136,7 +136,7 @@ class MemoryClaims(MemoryLink):
         event, state = decided.event, decided.state
         job.history.append((job.attempt, job.session, decided.outcome))
         job.failures += decided.failures
-        job.error = outcome.error or job.error
+        job.error, job.attempt_error = outcome.error or job.error, outcome.error
         job.session, job.lease_until = 0, math.inf
         if state in FINISHED:
             job.finished, job.result = state, outcome.result

@@ -78,6 +78,8 @@ class MemoryJob(CountedJob):
     cause: CancelReason = "user"
     """Why its cancellation was requested."""
     cancel_reason: str | None = None
+    attempt_error: str | None = None
+    """What the last attempt that has ended said, whatever became of the job."""
     delivered: bool = False
     progress: tuple[float, str | None] | None = None
 
