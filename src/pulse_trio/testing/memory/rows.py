@@ -60,6 +60,8 @@ class CountedJob(EnqueuedJob):
     """It has been claimed since it became a suspect."""
     history: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     """(attempt, session, outcome) of every attempt that ended."""
+    attempt_error: str | None = None
+    """What the last attempt that has ended said, whatever became of the job."""
 
 
 @dataclass
@@ -78,8 +80,6 @@ class MemoryJob(CountedJob):
     cause: CancelReason = "user"
     """Why its cancellation was requested."""
     cancel_reason: str | None = None
-    attempt_error: str | None = None
-    """What the last attempt that has ended said, whatever became of the job."""
     delivered: bool = False
     progress: tuple[float, str | None] | None = None
 
