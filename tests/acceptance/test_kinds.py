@@ -70,7 +70,7 @@ async def holds_up(pid: int, number: signal.Signals) -> None:
     """The process has blocked the signal."""
     with trio.fail_after(20):
         while True:
-            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")  # noqa: ASYNC240 -- no disk
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")  # noqa: ASYNC240 -- the kernel writes it: no disk is read
             if int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1:
                 return
             await trio.sleep(0.01)

@@ -98,7 +98,7 @@ async def test_a_thread_that_does_not_end_is_left_and_its_job_is_released_when_i
     job_id = (await command("enqueue", "block", "--max-attempts", "1")).stdout.strip()
     worker = await start(processes, dsn, "--grace", "0", "--cleanup", "0", "--processes", str(many))
     await worker.line("blocking")
-    other = {"another that fails": "1 / 0\n", "another that hangs": "import time\ntime.sleep(1e6)\n"}
+    other = {"another that fails": "1 / 0\n", "another that hangs": "import threading\nthreading.Event().wait()\n"}
     if app_then == "gone":
         (tmp_path / "app.py").unlink()
     elif app_then != "the same":

@@ -1,8 +1,8 @@
 """What a process that has replaced itself does first: it reports the jobs whose handlers did not end.
 
-It does so before it reads settings or imports the user's module. A deploy may have put others in their place by then, which
-fail, or take longer than the leases last, or are gone: these jobs were lost then, at the latest when their attempts were used
-up.
+It does so before it reads settings or imports the user's module: a deploy may have replaced them by then with files that fail
+or take long, or removed them. When the process imported the module first, such a job was rescued as the job of a crashed
+worker, and was dead if that was its last attempt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
--- The same as batch_close, with the callback that it has.
+-- Closes a batch with the callback that is kept. No part of batch_close: to write the callback back it would have to be read,
+-- and a waiter may not read it.
 WITH closed AS (
   UPDATE :"schema".batch SET closed_at = now() WHERE id = %(id)s::bigint AND closed_at IS NULL
 )

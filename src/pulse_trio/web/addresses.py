@@ -6,12 +6,12 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-_BEFORE_DOTS = "%1F"
+_BEFORE_DOTS = "\x1f"
 STATIC = Path(__file__).with_name("static")
 
 
@@ -28,13 +28,13 @@ def url(request: Request, path: str, **query: object) -> str:
 def segment(name: object) -> str:
     """`name` as one segment of a path. Browsers take a name of one or two dots for a step up, also where these are escaped
     (the URL standard's dot segments): it goes behind a control character, which no name has."""
-    text = quote(str(name), safe="")
-    return f"{_BEFORE_DOTS}{text}" if set(text) == {"."} else text
+    text = str(name)
+    return quote(_BEFORE_DOTS + text if set(text) == {"."} else text, safe="")
 
 
 def named(request: Request, parameter: str) -> str:
     """The name that a path has as this parameter: what `segment` has made of it is undone."""
-    return str(request.path_params[parameter]).removeprefix(unquote(_BEFORE_DOTS))
+    return str(request.path_params[parameter]).removeprefix(_BEFORE_DOTS)
 
 
 def static_url(request: Request, name: str) -> str:

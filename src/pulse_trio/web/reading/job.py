@@ -37,6 +37,8 @@ LONGEST = 2000
 """Characters of a value in it."""
 TOO_LONG = f"longer than {LONGEST:,} characters: see pulse-trio jobs show --json"
 _RECORDED = {Kind.STEP: "step", Kind.EVENT: "event"}
+_NOT_FOR_ALL = {*_RECORDED, Kind.STEP_FAILED}
+"""Lines whose values the timeline leaves out: not everybody may read them."""
 _STUCK = frozenset({"queue_paused", "kind_paused", "no_worker", "workers_draining", "unknown_kind", "quarantined"})
 
 
@@ -57,8 +59,7 @@ class Job:
 
     `timeline` are its events in order, `waits_for` what keeps it, the most decisive first. `tree` has the members of its tree,
     the root first, none for a job without one; `tree_is_cut` says that there are more. `recorded` is what a durable job
-    remembers, and was sent. `owes_clean_up`: it was cancelled, and
-    its clean-up did not end.
+    remembers, and was sent. `owes_clean_up`: it was cancelled, and its clean-up did not end.
     """
 
     job: JobRecord
@@ -141,7 +142,7 @@ async def read(database: Database, job_id: int) -> Job:
 
 
 async def _history(database: Database, job_id: int) -> tuple[list[family.HistoryLine], list[Recorded]]:
-    """The lines of its history, without what it has recorded, which not everybody is shown; and that."""
+    """The lines of its history for the timeline, and what it has recorded."""
     told = await _allowed(database, family.history(job_id, longest=LONGEST, limit=LINES), None)
     if told is None:
         return await _allowed(database, family.lines(job_id, limit=LINES), list[family.HistoryLine]()), []
@@ -152,14 +153,15 @@ async def _history(database: Database, job_id: int) -> tuple[list[family.History
     ]
     sent = await _allowed(database, family.unreceived(job_id, longest=LONGEST, limit=LINES), list[family.SentEvent]())
     recorded += [Recorded("event not received", event.name, event.sent_at, _value(event.payload)) for event in sent]
-    hidden = {*_RECORDED, Kind.STEP_FAILED}
-    return [replace(line, value=None) if line.kind in hidden else line for line in told], recorded
+    return [replace(line, value=None) if line.kind in _NOT_FOR_ALL else line for line in told], recorded
 
 
 def _value(text: str | None) -> Any:
+    if text is None:
+        return None
     # What is cut is not shown: the values of fields that `redact` names could not be found in it.
-    if text is None or len(text) >= LONGEST:
-        return text and TOO_LONG
+    if len(text) >= LONGEST:
+        return TOO_LONG
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

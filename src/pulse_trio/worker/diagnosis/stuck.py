@@ -78,8 +78,9 @@ class StuckHandlers:
         claim = job.claim
         stack = self._calls.where_is(job)
         reason = job.cancel_reason or "shutdown"
-        ends = "shutdown" if self._calls.ends_by_itself(job) else reason
-        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, ends, seconds, stack))
+        # A thread is left only because the worker ends, whatever it was cancelled for before.
+        left_for = "shutdown" if self._calls.ends_by_itself(job) else reason
+        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, left_for, seconds, stack))
         job.stuck = f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
         job.plain = False
         self.jobs.append(job)
