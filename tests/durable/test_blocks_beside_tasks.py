@@ -268,3 +268,49 @@ async def test_a_deadline_that_struck_as_the_result_in_it_came_has_cut_nothing_s
         return [first, f"cut: {limit.cancelled_caught}"]
 
     assert (await end(trees, "order"))["result"] == ["cut: False"] * 2
+
+
+async def test_what_is_called_after_two_deadlines_that_struck_around_a_block_has_not_begun_before_either(trees: Trees) -> None:
+    """All in the inner one was cut short already when its line came again, and the clean-up was said to have begun before that:
+    the attempt after it kept the line back until the clean-up began, and the block until the line came."""
+
+    async def undo(job: Job) -> None:
+        if job.attempt == 2:
+            await trees.lose(job.id)
+
+    @trees.handlers.job
+    async def child() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            with job.move_on_after(3600, key="outer"):
+                try:
+                    with job.move_on_after(3600, key="inner"):
+                        async with job.durable_nursery(key="block") as nursery:
+                            nursery.start_soon(child)
+                            await job.step(note, "started", key="started")
+                            if job.attempt == 1:
+                                await trees.lose(job.id, due=False)
+                                trees.time_passes(job.id)
+                            await job.wait_for_event("never", key="never")
+                except trio.Cancelled:
+                    with job.cleanup():
+                        await job.step(undo, job, key="undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    raise
+            await job.step(note, "after", key="after")
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        while trees.job(job_id)["state"] != "suspended":
+            trees.again()
+            await trees.burst(log=False)
+    # The block would wait for as long as the lease was proven then.
+    with trio.fail_after(15):
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], trees.job(job_id)["attempt"]) == ("completed", 4)

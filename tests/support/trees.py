@@ -83,7 +83,8 @@ class Trees:
         self.window.run(
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
             " WHERE job_id = %s AND kind = 10 AND key <> ALL(%s)"
-            " AND (value #>> '{}')::float8 < extract(epoch FROM now()) + %s",
+            # Less than that are numbers of blocks and counts.
+            " AND (value #>> '{}')::float8 > 1e9 AND (value #>> '{}')::float8 < extract(epoch FROM now()) + %s",
             job_id,
             [AFRESH, QUIET, BEGUN, UNDONE, UNDONE_BY],
             seconds,

@@ -318,6 +318,9 @@ class Replay:
                 if self._out_of_order.left.pop(key, None) is not None:
                     return line
                 if line in self._lines:
+                    if line is self._lines[0]:
+                        # What comes now comes after it: a call of the next attempt must not have begun before it.
+                        self.came(line.line)
                     self._lines.remove(line)
                     return line
         return None
