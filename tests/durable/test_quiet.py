@@ -300,3 +300,39 @@ async def test_a_scope_that_strikes_as_the_failure_of_another_task_comes_does_so
             await trees.burst()
         assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "no car")
         assert sorted(calls) == ["hotel", "other"]
+
+
+@pytest.mark.parametrize("ends", ["the worker is stopped", "plain code fails"])
+async def test_what_was_busy_at_the_last_line_of_an_attempt_is_remembered_however_the_attempt_ends(
+    trees: Trees, ends: str
+) -> None:
+    """That it was said with the next line left a line that came as one task more was busy: the next attempt waited for it to
+    rest, which draws a progress bar."""
+    at_its_end = trio.Event()
+
+    async def step() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> int:
+        async with trio.open_nursery() as bars:
+            bars.start_soon(trio.sleep_forever)
+            await job.step(step, key="first")
+            bars.start_soon(trio.sleep_forever)
+            await job.step(step, key="second")
+            if job.attempt == 1:
+                at_its_end.set()
+                if ends == "plain code fails":
+                    raise OSError("no stock")
+                await trio.sleep_forever()
+            bars.cancel_scope.cancel()
+        return job.attempt
+
+    job_id, worker = trees.enqueue("order"), trees.worker()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            await at_its_end.wait()
+            worker.stop_now()
+        trees.again()
+        await trees.burst()
+    assert trees.job(job_id)["result"] == 2

@@ -224,6 +224,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
                 await await_left_behind(durable)
     except BaseException as error:
         await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
+        await durable.quiet.leave_said()  # noqa: ASYNC102, ASYNC120 -- shielded inside, with a deadline
         durable.history.forget_held()
         reason = durable.running.cancel_reason
         if durable.fatal is not None or reason in (None, "timeout"):

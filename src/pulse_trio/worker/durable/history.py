@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -151,6 +152,16 @@ class History:
         """The handler has ended with an exception: what is held is not remembered. But for the job's cancellation, on which
         the clean-up of a task in its nursery may still rest."""
         self._held = [held for held in self._held if held[0] is Kind.CANCELLED]
+
+    def add_held_moments(self, key: str) -> bool:
+        """Adds those with this key which tell of a line that is written, in front of what else is held. Returns whether there
+        are some. Raises `BeyondLimit`."""
+        moments = takewhile(lambda held: held[0] is Kind.MOMENT, self._held)
+        told = [held for held in moments if held[1] == key and held[2]]
+        for held in told:
+            self._held.remove(held)
+            self._append(*held[:4])
+        return bool(told)
 
     def add(
         self,

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from ...lines import Kind
+from ...lines import BeyondLimit, Kind
 from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
 from .begun import BEGUN, Begun
 from .cut_blocks import CutBlocks
@@ -44,6 +45,8 @@ _LONGEST = 10.0
 _BRIEFLY = 1.0
 """The same after the last line, if the attempt before was lost or has failed: nothing says what was busy when it ended, and
 what draws a progress bar since the last line would be waited for."""
+_TELL = 2.0
+"""Seconds for which the end of an attempt waits until this is written."""
 _SOON, _LATER = 0.001, 0.05
 """Seconds between two looks; doubled each time. Trio does not say when a task has ended."""
 
@@ -166,6 +169,18 @@ class Quiet:
             history.hold(Kind.MOMENT, QUIET, "" if number is None else str(number), repr(said))
             if not behind:
                 self._said, self._place = said, place
+
+    async def leave_said(self) -> None:
+        """The attempt ends otherwise than well. What was to be said with the next line, of lines that are written, is said now:
+        the replay after it would wait for tasks that were busy then (for 10 s, once)."""
+        history = self._durable.history
+        if self._durable.fatal is not None or history.lost:
+            return
+        # The history may have no room for lines, or the lease be lost.
+        with suppress(RuntimeError, BeyondLimit):
+            if history.add_held_moments(QUIET):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _TELL):
+                    await history.written(may_be_cut=True)
 
     def note_suspension(self) -> None:
         """The handler is about to be suspended: every task of it stands. It is said each time, as the last line, which tells
