@@ -278,3 +278,50 @@ async def test_what_is_not_undone_is_owed(trees: Trees, what: str) -> None:
         assert bank.done == ["charge"]
     else:
         assert bank.done == ["charge", "refund", "tell"]
+
+
+async def test_what_is_undone_beside_a_block_that_may_start_no_more_children_is_undone(trees: Trees) -> None:
+    """The database knows of the cancellation, and the worker does not yet: before the refund is called the child of another
+    task's block is to be written, which was refused, and the refund failed of that."""
+    undone: list[int] = []
+
+    async def ship(job: Job) -> None:
+        trees.window.run("UPDATE job SET cancelling = true WHERE id = %s", job.id)
+        raise LookupError("no stock")
+
+    async def refund(job: Job) -> None:
+        undone.append(job.id)
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        failed, starts = trio.Event(), trio.Event()
+
+        async def beside() -> None:
+            async with job.durable_nursery(key="block") as nursery:
+                starts.set()
+                await failed.wait()
+                nursery.start_soon(child)
+                await trio.sleep_forever()
+
+        async def pays() -> None:
+            try:
+                await starts.wait()
+                await job.step(ship, job, key="ship")
+            except Exception:
+                failed.set()
+                await trio.lowlevel.checkpoint()
+                with job.cleanup():
+                    await job.step(refund, job, key="refund")
+                raise
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(beside)
+            tasks.start_soon(pays)
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False, lease=3, heartbeat=0.3)
+    assert (trees.job(job_id)["state"], undone) == ("cancelled", [job_id])

@@ -42,6 +42,7 @@ EXPECTED = re.compile(
     "|^a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt"
 )
 """Errors that attempts may end with."""
+BEGUN_TO_UNDO = "and had begun to undo what it did when its worker was lost"
 HISTORY = "SELECT line, kind, key, name, left(value::text, 300) AS value, attempt FROM history WHERE job_id = %s ORDER BY line"
 
 
@@ -100,15 +101,18 @@ class Track(Ground):
         row = self.found.pop(job_id)
         del self.ended[job_id]
         wrong = play.wrong
-        fails = row["state"] == "dead" and play.undone and Flaky.__name__ in (row["error"] or "")
+        # What it was about to call when its worker was lost counts as called.
+        undone = play.undone or (play.lost and BEGUN_TO_UNDO in (row["error"] or ""))
+        fails = row["state"] == "dead" and undone and Flaky.__name__ in (row["error"] or "")
         if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled") and not fails:
             wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
         if seconds > SLOW * max(1, play.beginnings):
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
-        # The replay after a lost attempt may do so once; one that goes on as if nothing had been undone ends by that.
+        # The replay after a lost attempt may do so once, and that after one whose plain code had failed, which had cut short what
+        # is busy now; one that goes on as if nothing had been undone ends by that.
         for one in (play, *play.members.values()):
             stood = [f"attempt {attempt} stood still for {gap:.1f} s" for attempt, gap in gaps(one) if gap > STILL]
-            if len(stood) > bool(one.lost) and not fails:
+            if len(stood) > bool(one.lost) + len(one.flaked) and not fails:
                 wrong += stood
         # A job that has made a call because plain code had failed, and goes on as if it had not, is dead before it undoes more.
         unless = f" of {job_id}/" if fails else "no label"

@@ -191,7 +191,12 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
             for block in list(durable.blocks):
                 # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.
                 if block.left_behind or durable.running.cancel_reason not in HELD_BACK:
-                    await block.flush()
+                    try:
+                        await block.flush()
+                    except UsageError:
+                        # The database may have known of the cancellation first.
+                        if durable.running.cancel_reason not in HELD_BACK:
+                            raise
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.

@@ -153,16 +153,19 @@ class Replay:
         return (comes and is_its) or self.is_cancelled_at(call.key)
 
     def goes_on_without(self) -> bool:
-        """No call comes for the next line. Whether the replay may do without it: those that wait have theirs after it, and what
-        cuts tasks short may have cut its task short sooner than then. It does. (A scope that had cut nothing short is opened no
-        more then.)"""
+        """No call comes for the next line. Whether the replay may do without it: what cuts tasks short may have cut its task
+        short sooner than then, and those that wait have theirs after it, or no other line is left. It does. (A scope that had
+        cut nothing short is opened no more then.)"""
         line = self.next_line
-        if line is None or not self.idle or not (is_late(line) or self.left_out.may_be_gone(line)):
+        if line is None or not self.idle or not self._may_be_gone(line):
             return False
-        if not all(key in self._by_key for key in self._calls.waiting):
+        if not (all(key in self._by_key for key in self._calls.waiting) or all(map(self._may_be_gone, self._lines))):
             return False
         self._lines.popleft()
         return True
+
+    def _may_be_gone(self, line: Line) -> bool:
+        return is_late(line) or self.left_out.may_be_gone(line)
 
     def has_begun(self, key: str) -> bool:
         """Whether the call with this key waits for its turn, or was cut short in that, or may have its line already."""
