@@ -325,3 +325,45 @@ async def test_what_is_undone_beside_a_block_that_may_start_no_more_children_is_
     with trio.fail_after(30):
         await trees.burst(log=False, lease=3, heartbeat=0.3)
     assert (trees.job(job_id)["state"], undone) == ("cancelled", [job_id])
+
+
+async def test_what_is_undone_beside_tasks_that_the_cancellation_has_cut_is_not_owed(trees: Trees) -> None:
+    """The worker is lost in the undo, and a person cancels: in the next attempt the tasks beside the one that has failed end
+    with `Cancelled`, which the handler raises again with the failure. No attempt of it could end otherwise."""
+    client, undone = SyncClient(trees.dsn), list[int]()
+
+    async def fails() -> None:
+        raise LookupError("no stock")
+
+    async def undo(job: Job) -> None:
+        if job.attempt > 1:
+            undone.append(job.attempt)
+            return
+        await trees.lose(job.id)
+        client.cancel(job.id)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        async def waits() -> None:
+            await trio.sleep(0.01)
+            await job.wait_for_event("never", key="never")
+
+        async def ships() -> None:
+            await job.step(fails, key="ship")
+
+        try:
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(waits)
+                tasks.start_soon(ships)
+        except BaseException:
+            with job.cleanup():
+                await job.step(undo, job, key="undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], undone) == ("cancelled", [2])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []

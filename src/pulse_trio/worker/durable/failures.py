@@ -298,10 +298,13 @@ def _ids(errors: Iterable[BaseException]) -> set[int]:
 
 def _comes_from(error: BaseException, among: Container[int]) -> bool:
     """Whether each exception in it has one of these ids, or one of its causes has. What the handler raises as its word on the
-    job needs no cause."""
-    return bool(among) and all(
+    job needs no cause. Tasks beside one that has failed end with `Cancelled` where the job was cancelled, too."""
+    if not among or is_a_cancellation(error):
+        return False
+    return all(
         any(id(reason) in among for reason in reasons_of(leaf, contexts=issubclass(type(leaf), WISHES)))
         for leaf in leaves_of(error)
+        if not issubclass(type(leaf), trio.Cancelled)
     )
 
 
