@@ -243,9 +243,8 @@ def sentence(event: Event) -> str:
             why = why if event.reason == "user" else f" ({event.reason})"
             return f"job {event.job_id} ({event.kind}) is being cancelled{why}"
         case FenceLost():
-            return (
-                f"job {event.job_id} ({event.kind}) lost its fence at its {event.during}: another attempt owns it now"
-            )
+            why = "another attempt owns it now, or it has ended"
+            return f"job {event.job_id} ({event.kind}) lost its fence at its {event.during}: {why}"
         case EndedAfterCommit():
             return f"job {event.job_id} ({event.kind}) is completed, but its handler went on: {headline(event.error)}"
         case LeaseUnproven():

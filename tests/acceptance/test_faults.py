@@ -81,6 +81,10 @@ async def test_the_report_of_a_zombie_is_refused(dsn: str, processes: Processes,
     zombie.send(signal.SIGCONT)
     await zombie.line("lost its fence at its report of completed")
     assert await settled(dsn, job_id) == ("completed", 2, "attempt 2")
+    zombie.send(signal.SIGTERM)
+    assert await zombie.ended() == 0
+    # Its handler returned, and the worker has completed nothing.
+    assert "jobs: 1 lost" in zombie.stderr
 
 
 @pytest.mark.parametrize("how", ["swallow", "hold", "to_server", "to_client"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 import trio
 
+from pulse_trio import SyncClient
 from pulse_trio.testing.faults.processes import is_running
 from support.workers import RUN, enqueue, rows, settled, until
 
@@ -51,6 +53,44 @@ def busy(folder: str, n: int) -> None:
     Path(folder, f"{n}.new").rename(Path(folder, f"pids {n}"))
     # One C function that keeps the interpreter's lock for hours.
     sum(range(10**13))
+
+
+@handlers.job(runs="process")
+def short() -> None: ...
+
+
+@handlers.job(runs="process")
+def waits(folder: str) -> None:
+    os.mkfifo(Path(folder, "go"))
+    Path(folder, "waiting.new").write_text(str(os.getpid()))
+    Path(folder, "waiting.new").rename(Path(folder, "waiting"))
+    Path(folder, "go").read_text()
+"""
+STOPS_ITSELF = """
+import logging
+import signal
+import threading
+
+
+class Stops(logging.Handler):
+    # Flushed as the process is about to execute another program.
+    def flush(self) -> None:
+        if in_thread:
+            thread = threading.Thread(target=stop)
+            thread.start()
+            thread.join()
+        else:
+            stop()
+
+
+def stop() -> None:
+    if in_thread:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+in_thread = False
+stops = Stops()
 """
 
 
@@ -131,10 +171,74 @@ async def test_a_stop_while_a_process_replaces_its_own_comes_when_the_stuck_job_
         await holds_up(worker.pid, signal.SIGTERM)
         worker.send(signal.SIGTERM)
         connection.rollback()
-    assert await worker.ended() == -signal.SIGTERM, worker.report()
+    assert await worker.ended() == 3, worker.report()
     assert rows(dsn, "SELECT attempt, outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": stuck}) == [
         (1, "cancelled")
     ]
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+async def test_a_stop_in_the_moment_in_which_a_process_replaces_its_own_is_heard(
+    thread: str, dsn: str, processes: Processes, app: Path
+) -> None:
+    """The process had caught the signal, and told nobody of it: the one in its place went on claiming."""
+    (app / "app.py").write_text(f"{APP}\n{STOPS_ITSELF}\nin_thread = {thread != 'main'}\n")
+    (stuck,) = enqueue(dsn, "swallows", folder=str(app))
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=600")
+    await there(app / "began")
+    rows(dsn, "SELECT pulse.cancel(%(id)s)", {"id": stuck})
+    assert await worker.ended() == 3, worker.report()
+    assert "told to stop: this process ends" in worker.stderr
+    assert rows(dsn, "SELECT attempt, outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": stuck}) == [
+        (1, "cancelled")
+    ]
+
+
+BROKEN = {
+    "written": "import not_installed\n",
+    "without": "from pulse_trio import Handlers\nhandlers = Handlers()\n",
+    "removed": None,
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+async def test_a_process_that_cannot_import_code_that_a_deploy_has_replaced_costs_its_job_nothing(
+    how: str, dsn: str, processes: Processes, app: Path
+) -> None:
+    """The handler had not begun, and the job was dead, if that was its last attempt."""
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
+    await worker.line("started: all queues")
+    if (code := BROKEN[how]) is None:
+        (app / "app.py").unlink()
+    else:
+        (app / "app.py").write_text(code)
+    job_id = SyncClient(dsn).enqueue("short", max_attempts=1).id
+    await worker.line(rf"job {job_id} \(short\).*The code on disk has changed since this worker began")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+    assert rows(dsn, "SELECT outcome FROM pulse.attempts WHERE job_id = %(id)s", {"id": job_id}) == [("released",)]
+    (app / "app.py").write_text(APP)
+    again = await processes.command(*RUN, f"--dsn={dsn}", cwd=app)
+    rows(dsn, "UPDATE pulse.job SET run_at = now() WHERE id = %(id)s RETURNING id", {"id": job_id})
+    assert (await settled(dsn, job_id))[0] == "completed"
+    again.send(signal.SIGTERM)
+    assert await again.ended() == 0
+
+
+async def test_a_process_handler_goes_on_when_its_service_is_told_to_be_quiet(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """`systemctl kill -s USR1` signals every process of a service."""
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
+    job_id = SyncClient(dsn).enqueue("waits", {"folder": str(app)}, max_attempts=1).id
+    await there(app / "waiting")
+    for pid in (int((app / "waiting").read_text(encoding="ascii")), worker.pid):
+        os.kill(pid, signal.SIGUSR1)
+    await worker.line("SIGUSR1: no more claims")
+    await trio.Path(app / "go").write_text("now")
+    assert (await settled(dsn, job_id))[0] == "completed"
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0
 
 
 async def test_each_child_process_dies_with_its_worker_even_in_a_c_function_and_what_it_has_started(

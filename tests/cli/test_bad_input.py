@@ -181,6 +181,16 @@ async def test_a_role_without_rights_is_told_so(processes: Processes, empty_dsn:
     assert_says(running, "permission denied.* GRANT CREATE ON DATABASE .* TO pulse_trio_nobody")
 
 
+async def test_a_folder_that_is_gone_is_no_bug(processes: Processes) -> None:
+    """A deploy removes the folder of a release while a supervisor, which was started in it, starts a process."""
+    folder = processes.folder / "gone"
+    folder.mkdir()
+    code = f"import os; os.rmdir({str(folder)!r}); from pulse_trio.cli import main; main()"
+    running = await processes.python("-c", code, "run", "app:handlers", "--dsn=dbname=x", cwd=folder)
+    assert await running.ended() == 2, running.report()
+    assert_says(running, "The folder in which this command was given does not exist any more")
+
+
 async def test_a_broken_settings_file_is_named(processes: Processes, command: Command) -> None:
     (processes.folder / "pulse-trio.toml").write_text("leese = 5")
     assert_says(await command("jobs", "list", code=2), r"pulse-trio.toml has the unknown setting 'leese'; known: ")

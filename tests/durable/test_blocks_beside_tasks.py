@@ -270,7 +270,9 @@ async def test_a_deadline_that_struck_as_the_result_in_it_came_has_cut_nothing_s
     assert (await end(trees, "order"))["result"] == ["cut: False"] * 2
 
 
-async def test_what_is_called_after_two_deadlines_that_struck_around_a_block_has_not_begun_before_either(trees: Trees) -> None:
+async def test_what_is_called_after_two_deadlines_that_struck_around_a_block_has_not_begun_before_either(
+    trees: Trees,
+) -> None:
     """All in the inner one was cut short already when its line came again, and the clean-up was said to have begun before that:
     the attempt after it kept the line back until the clean-up began, and the block until the line came."""
 

@@ -227,8 +227,8 @@ def test_a_line_that_was_written_while_a_failure_was_on_its_way_may_have_no_call
 
 
 def test_a_call_without_a_line_goes_on_where_all_that_are_left_may_have_none_any_more() -> None:
-    """A scope was opened and struck, too late to cut anything short, while the failure was on its way; the refund that came then
-    has no line yet."""
+    """A scope was opened and struck, too late to cut anything short, while the failure was on its way; the refund that came
+    then has no line yet."""
     late = _line(5, Kind.SCOPE_CANCELLED, "limit", value='{"late": true}')
     replay = replay_of([*FAILED[:4], late], "refund")
     assert replay.turn() is None

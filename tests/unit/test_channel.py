@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from pulse_trio.worker.processes.channel import Channel
 from pulse_trio.worker.processes.handover import (
     ADDRESS_VARIABLE,
     QUIET_VARIABLE,
+    SIGNALS_VARIABLE,
     STUCK_VARIABLE,
     Address,
     decode_outcome,
@@ -25,6 +27,7 @@ from pulse_trio.worker.processes.handover import (
     inherited_address,
     inherited_outcomes,
     inherited_quiet,
+    inherited_signals,
     leave_to_successor,
 )
 
@@ -59,16 +62,20 @@ def test_what_is_left_to_report_has_the_fence_and_no_arguments() -> None:
 
 
 def test_a_successor_finds_what_many_large_jobs_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (STUCK_VARIABLE, QUIET_VARIABLE, ADDRESS_VARIABLE):
+    for name in (STUCK_VARIABLE, QUIET_VARIABLE, ADDRESS_VARIABLE, SIGNALS_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     address = Address("dbname=x", "pulse", ends=True)
-    leave_to_successor([stuck(n) for n in range(100)], address, quiet=True)
+    signals, told = os.pipe()
+    os.write(told, bytes([signal.SIGTERM]))
+    leave_to_successor([stuck(n) for n in range(100)], address, quiet=True, signals=signals)
     assert os.get_inheritable(int(os.environ[STUCK_VARIABLE]))
     assert [outcome.claim.id for outcome in inherited_outcomes()] == list(range(100))
     assert inherited_outcomes() == []
     assert (inherited_address(), inherited_address()) == (address, None)
     assert (inherited_quiet(), inherited_quiet()) == (True, False)
+    assert (inherited_signals(), inherited_signals()) == ({signal.SIGTERM}, set())
+    os.close(told)
 
 
 async def test_what_finds_no_room_in_the_line_is_sent_later_and_whole(

@@ -29,6 +29,8 @@ class Table:
     def report(self, outcomes: Sequence[Outcome]) -> None:
         self.reported += outcomes
 
+    refuse = report
+
     def be_crowded(self, crowded: bool) -> None:
         self.crowded = crowded
 

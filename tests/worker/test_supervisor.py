@@ -25,7 +25,7 @@ from pulse_trio.worker.processes.child_process import Child
 from pulse_trio.worker.processes.children import Children
 from pulse_trio.worker.processes.crash_dump import CrashDump
 from pulse_trio.worker.processes.handing_back import HandingBack, report
-from pulse_trio.worker.processes.handover import QUIET_VARIABLE, encode_outcome
+from pulse_trio.worker.processes.handover import QUIET_VARIABLE, REPLACE_ME, encode_outcome
 from pulse_trio.worker.processes.spawning import Launch, Spawned
 from pulse_trio.worker.upkeep.watchdog import Watchdog
 
@@ -449,16 +449,15 @@ async def test_a_supervisors_watchdog_looks_often_enough_for_its_childrens_short
     assert len(pauses) >= 5
 
 
-async def test_a_replaced_child_that_cannot_open_a_resource_is_tried_again_and_ends_no_other(
+async def test_a_replaced_child_that_ends_with_a_usage_error_is_tried_again_and_ends_no_other(
     supervisor: Supervisor, kernel: Kernel, events: Recorder
 ) -> None:
-    """A restart of what the resource connects to took the whole fleet down, with the exit code of wrong usage."""
+    """A deploy that is half done, or a restart of what a resource connects to, took the whole fleet down."""
     async with running(supervisor) as codes:
         healthy = await kernel.process(0)
         healthy.say(session=5)
         for number in range(1, 6):
             unlucky = await kernel.process(number)
-            unlucky.say(unopened=True)
             unlucky.end(2)
             healthy.say(alive=True)
         replaced = await kernel.process(6)
@@ -469,14 +468,25 @@ async def test_a_replaced_child_that_cannot_open_a_resource_is_tried_again_and_e
     assert codes == [0]
 
 
-@pytest.mark.parametrize("said", [{}, {"unopened": True}], ids=["usage", "resource"])
+async def test_a_child_that_handlers_keep_from_ending_as_all_stop_has_released_its_jobs(
+    supervisor: Supervisor, kernel: Kernel
+) -> None:
+    """Its exit code, which asks for another process, made that of the whole an error."""
+    async with running(supervisor) as codes:
+        child = await kernel.process(0)
+        child.say(session=5)
+        await trio.testing.wait_all_tasks_blocked()
+        # Its end and the order to stop come together.
+        child.end(REPLACE_ME)
+        supervisor.stop()
+    assert codes == [3]
+
+
 async def test_a_first_child_that_ends_with_a_usage_error_ends_everything(
-    said: dict[str, bool], supervisor: Supervisor, kernel: Kernel
+    supervisor: Supervisor, kernel: Kernel
 ) -> None:
     async with running(supervisor) as codes:
         first = await kernel.process(0)
-        if said:
-            first.say(**said)
         first.end(2)
     assert codes == [2]
     assert len(kernel.started) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import psycopg
 
 from ..errors import ConfigurationError, DatabaseError, DatabaseUnavailable, PulseTrioError
@@ -33,8 +35,21 @@ def our_error(error: BaseException) -> PulseTrioError | None:
 def _translated(error: BaseException) -> PulseTrioError | None:
     if isinstance(error, PulseTrioError):
         return error
+    if isinstance(error, FileNotFoundError) and _folder_is_gone():
+        return ConfigurationError(
+            "The folder in which this command was given does not exist any more: a deploy may have removed it. "
+            "Start it from one that does."
+        )
     # Errors that no store operation translated: those of a migration, or of the bench's own statements.
     return refusals.translate(error, "pulse") if isinstance(error, psycopg.Error) else None
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def exit_code_of(error: PulseTrioError) -> int:

@@ -16,7 +16,8 @@ from ..embedded import open_embedded
 from ..errors import PulseTrioError
 from ..store import WorkerStore
 from ..worker.processes.handing_back import report
-from ..worker.processes.handover import inherited_address, inherited_outcomes
+from ..worker.processes.handover import inherited_address, inherited_outcomes, inherited_signals
+from .stopping import HELD_UP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,25 +27,33 @@ if TYPE_CHECKING:
 
 _WITHIN = 5.0
 """Seconds for that. What is not written then the worker tries again, if there is to be one."""
-HELD_UP = (signal.SIGTERM, signal.SIGINT)
-"""Signals that wait until it is done: by default they end the process, and this one does not listen to them yet."""
 
 
 class Reported(NamedTuple):
-    """What has become of it: `left` is not written yet. `ends`: the process was told to stop, so it ends now."""
+    """What has become of it: `left` is not written yet. `ends`: the process was told to stop, so it ends now. `quiet`: it was
+    told to claim nothing more."""
 
     left: Sequence[Outcome] = ()
     ends: bool = False
+    quiet: bool = False
 
 
 def report_for_predecessor() -> Reported:
     """Reports what the process has left that this one has replaced."""
-    outcomes, address = inherited_outcomes(), inherited_address()
+    outcomes, address, come = inherited_outcomes(), inherited_address(), inherited_signals()
     if address is None:
         return Reported(outcomes)
+    ends = address.ends
     try:
-        return Reported(trio.run(_report, address, outcomes) if outcomes else (), address.ends)
+        left = trio.run(_report, address, outcomes) if outcomes else ()
+        come |= signal.sigpending()
+        ends = ends or not come.isdisjoint(HELD_UP)
+        return Reported(left, ends, quiet=signal.SIGUSR1 in come)
     finally:
+        if ends:
+            # Their default action would say another end than this one.
+            for number in HELD_UP:
+                signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_UP)
 
 

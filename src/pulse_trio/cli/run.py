@@ -15,7 +15,6 @@ import click
 import trio
 
 from .. import logs
-from ..errors import ResourceFailed
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
@@ -32,9 +31,9 @@ from .fleet import Fleet
 from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
 from .output import complain
-from .predecessor import HELD_UP, Reported, report_for_predecessor
+from .predecessor import Reported, report_for_predecessor
 from .reload import check_reload, run_reloading
-from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
+from .stopping import RELEASED, SIGNALS, Stopping, flush, keep_signals, leave_at_once
 from .streams import accept_lost_output
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def run(
         check_reload()
         logs.set_up(as_json=as_json, verbose=verbose)
         return run_reloading()
-    stopping = Stopping(settings, supervised=is_supervised(), quiet=inherited_quiet())
+    stopping = Stopping(settings, supervised=is_supervised(), quiet=inherited_quiet() or reported.quiet)
     stopping.expect()
     flags: dict[str, bool | str] = {"burst": burst, "verbose": verbose, "json": as_json}
     if instruments:
@@ -130,6 +129,7 @@ def run(
 def _ended_for_predecessor(reported: Reported) -> int:
     """The exit code of a process that was told to stop, and that has replaced itself because handlers did not end."""
     if not reported.left:
+        logs.logger.info("told to stop: this process ends. The jobs that did not end are released")
         return RELEASED
     logs.logger.error(
         "%s that did not end could not be released: a worker's watchdog rescues them when their leases run out",
@@ -260,7 +260,7 @@ class Deployment(Run):
         report = await _run_beside(self._line, worker)
         if self._orders is None:
             logs.logger.info("%s", summary(report))
-        return RELEASED if report.released or self.stopping.signals > 1 else 0
+        return RELEASED if report.released else 0
 
     def _launch(self, dsn: str) -> Launch:
         """How to start a process for a job in quarantine."""
@@ -270,16 +270,17 @@ class Deployment(Run):
     def _be_replaced(self, dsn: str, stuck: list[Outcome]) -> NoReturn:
         """Replaces the process to end stuck handlers; the new process reports their jobs. A resource that does not end, ends
         the process."""
-        if self._line is not None:
+        signals = 0
+        if self._line is None:
+            signals = keep_signals()
+        else:
             self._line.tell_stuck(stuck)
         worker = self._worker
         held = worker is not None and worker.is_held_by_a_resource
         if held and worker is not None and (error := worker.ended_by) is not None:
-            if self._line is not None and isinstance(error, ResourceFailed):
-                self._line.tell_unopened()
             complain(describe(error))
             leave_at_once(exit_code_of(error))
-        leaving = self.stopping.signals > 0
+        leaving = self.stopping.told
         if leaving or held:
             logs.logger.error("this process ends without waiting for what does not end when it is cancelled")
             if self._line is not None or held or not stuck:
@@ -288,13 +289,12 @@ class Deployment(Run):
             leave_at_once(REPLACE_ME)
         try:
             address = Address(dsn, self.settings.schema, leaving, self.embedded)
-            leave_to_successor(stuck, address, quiet=self.stopping.quiet)
+            leave_to_successor(stuck, address, quiet=self.stopping.quiet, signals=signals)
             flush()
-            # Ignored signals are inherited, and those that are held up, until the successor listens: the default action would
-            # end it.
+            # Ignored signals are inherited, and those that are kept, until the successor listens: the default action would end
+            # it.
             for number in SIGNALS if leaving else (signal.SIGUSR1,):
                 signal.signal(number, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_BLOCK, HELD_UP)
             # Its command line may name a file from here; the user's module may have gone elsewhere.
             with suppress(OSError):
                 os.chdir(self._app.folder)
@@ -337,11 +337,7 @@ async def _run_beside(line: Channel | None, worker: Worker) -> WorkerReport:
     line.tell_leases(*worker.leases)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(line.run, _drain_alone, lease=lambda: worker.shortest_held))
-        try:
-            report = await worker.run()
-        except ResourceFailed:
-            line.tell_unopened()
-            raise
+        report = await worker.run()
         nursery.cancel_scope.cancel()
     return report
 

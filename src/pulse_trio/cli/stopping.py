@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -20,7 +21,8 @@ import trio
 from .. import logs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncIterator, Callable, Generator
+    from types import FrameType
     from typing import NoReturn, TextIO
 
     from ..settings import WorkerSettings
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 RELEASED = 3
 """The exit code when jobs were released unfinished."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+HELD_UP = (signal.SIGTERM, signal.SIGINT)
+"""Signals that wait while a process replaces itself: by default they end it, and its successor does not listen to them yet."""
 _LAST_REPORTS = 4.0
 """Seconds for the reports of jobs that were cancelled, after their clean-up time, and to find handlers that do not end."""
 
@@ -66,6 +70,8 @@ class Stopping:
         self._workforce: Workforce | None = None
         self._hurry = trio.Event()
         self._early: list[int] = []
+        self._come = 0
+        """How many SIGTERM and SIGINT have come, heard or not."""
 
     def of(self, workforce: Workforce) -> None:
         """Registers the worker or supervisor to stop."""
@@ -90,6 +96,10 @@ class Stopping:
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             with trio.open_signal_receiver(*SIGNALS) as signals:
+                for number in SIGNALS:
+                    heard = signal.getsignal(number)
+                    assert callable(heard)  # noqa: S101 -- Trio has just set it
+                    signal.signal(number, partial(self._count, heard))
                 while self._early:
                     signal.raise_signal(self._early.pop(0))
                 yield signals
@@ -100,8 +110,17 @@ class Stopping:
         for number in SIGNALS:
             signal.signal(number, self._leave)
 
+    @property
+    def told(self) -> bool:
+        """Whether a SIGTERM or SIGINT has come, one that `obey` has not heard yet, too: the loop may have no turn for it."""
+        return self._come > 0 or self.signals > 0
+
     def _remember(self, number: int, _: object) -> None:
         self._early.append(number)
+
+    def _count(self, then: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
+        self._come += number != signal.SIGUSR1
+        then(number, frame)
 
     def _leave(self, number: int, _: object) -> None:
         if number != signal.SIGUSR1 and self._is_news(number) and self.signals > 1:
@@ -162,6 +181,17 @@ class Stopping:
                 self._workforce.running,
             )
             leave_at_once(RELEASED)
+
+
+def keep_signals() -> int:
+    """From now on no signal is lost when this process executes another program in its place: SIGTERM and SIGINT wait, blocked,
+    and what another thread catches meanwhile, or this one has just caught, is written to a pipe. Returns its reading end."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_UP)
+    return reading
 
 
 def _ignore_signals() -> None:

@@ -108,8 +108,8 @@ class Track(Ground):
             wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
         if seconds > SLOW * max(1, play.beginnings):
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
-        # The replay after a lost attempt may do so once, and that after one whose plain code had failed, which had cut short what
-        # is busy now; one that goes on as if nothing had been undone ends by that.
+        # The replay after a lost attempt may do so once, and that after one whose plain code had failed, which had cut short
+        # what is busy now; one that goes on as if nothing had been undone ends by that.
         for one in (play, *play.members.values()):
             stood = [f"attempt {attempt} stood still for {gap:.1f} s" for attempt, gap in gaps(one) if gap > STILL]
             if len(stood) > bool(one.lost) + len(one.flaked) and not fails:

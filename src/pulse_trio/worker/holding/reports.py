@@ -193,7 +193,7 @@ class Reports:
     def refused(self, outcomes: Sequence[Outcome]) -> None:
         """The lease of these outcomes was lost: they are not reported again."""
         self.pending -= len(outcomes)
-        self._jobs.report(outcomes)
+        self._jobs.refuse(outcomes)
         for outcome in outcomes:
             claim = outcome.claim
             self._observer.emit(FenceLost(claim.id, claim.kind, claim.attempt, f"report of {outcome.kind}"))

@@ -76,6 +76,14 @@ class Tally:
         """Counts one more job that ended so."""
         self.ended[kind] = self.ended.get(kind, 0) + 1
 
+    def refused(self, kind: str) -> None:
+        """The report of a job that ended so was refused: it was lost before."""
+        if kind in self.ended:
+            self.ended[kind] -= 1
+            if not self.ended[kind]:
+                del self.ended[kind]
+            self.count("lost")
+
 
 class Expected:
     """Ids of jobs that a notification named before the worker held them."""
@@ -295,7 +303,7 @@ class JobTable:
         self._follower.ended([job.claim])
 
     def report(self, outcomes: Iterable[Outcome]) -> None:
-        """These outcomes are written, or were refused. For a claim that was never added here, only the follower is told."""
+        """These outcomes are settled. For a claim that was never added here, only the follower is told."""
         held, claims = self._held, [outcome.claim for outcome in outcomes]
         for claim in claims:
             job = held.pop(claim, None) or self._adrift.pop(claim, None)
@@ -305,6 +313,12 @@ class JobTable:
                 except KeyError:
                     raise _illegal("report", job) from None
         self._follower.ended(claims)
+
+    def refuse(self, outcomes: Sequence[Outcome]) -> None:
+        """These outcomes were refused: the jobs were lost before."""
+        self.report(outcomes)
+        for outcome in outcomes:
+            self.tally.refused(outcome.kind)
 
     def lose(self, job: RunningJob) -> None:
         """The fence is lost: beats for the job are over. The caller cancels its handler."""

@@ -75,10 +75,6 @@ class Channel:
         if self._claims:
             _set_alarm(2 * lease)
 
-    def tell_unopened(self) -> None:
-        """A resource could not be opened: a worker that is started later may succeed."""
-        self.tell({"unopened": True})
-
     def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
         """Sends the outcomes to report, after this process is gone, of jobs whose handlers do not end. Blocks the loop: the
         process does nothing more."""

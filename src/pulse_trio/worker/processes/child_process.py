@@ -52,8 +52,6 @@ class Child:
     """Ends when the child was silent for so long that its lease is nearly over."""
     quiet: bool = False
     """It has been told to claim nothing."""
-    unopened: bool = False
-    """It could not open a resource."""
     unread: bytes = b""
     """The start of an incomplete line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
@@ -101,8 +99,6 @@ class Child:
         self.patience.deadline = self._patient_until()
         if "session" in message:
             self.sessions.append(message["session"])
-        if "unopened" in message:
-            self.unopened = True
         if "stuck" in message:
             self.stuck.append(decode_outcome(message["stuck"]))
 

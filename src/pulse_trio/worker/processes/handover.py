@@ -30,6 +30,8 @@ QUIET_VARIABLE = "PULSE_TRIO_CLAIM_NOTHING"
 """In the environment of a process whose predecessor was told to claim nothing more."""
 ADDRESS_VARIABLE = "PULSE_TRIO_REPORT_TO"
 """In the environment of a process that has replaced itself: where it reports the outcomes before it does anything else."""
+SIGNALS_VARIABLE = "PULSE_TRIO_SIGNALS"
+"""Holds the number of the inherited descriptor of the signals that the process caught as it replaced itself: a byte each."""
 _ERROR_LIMIT = 16_384
 """Bytes of an error: the stack of a handler may be four times as long."""
 
@@ -59,9 +61,12 @@ def decode_outcome(text: str | bytes) -> Outcome:
     return _decoder.decode(text)
 
 
-def leave_to_successor(stuck: Sequence[Outcome], address: Address, *, quiet: bool) -> None:
-    """To be called before this process executes another program in its place. Raises `OSError`."""
+def leave_to_successor(stuck: Sequence[Outcome], address: Address, *, quiet: bool, signals: int) -> None:
+    """To be called before this process executes another program in its place. `signals`: the descriptor from which those are
+    read that it catches until then. Raises `OSError`."""
     os.environ[ADDRESS_VARIABLE] = _encode(address).decode()
+    os.set_inheritable(signals, True)
+    os.environ[SIGNALS_VARIABLE] = str(signals)
     if quiet:
         os.environ[QUIET_VARIABLE] = "1"
     if stuck:
@@ -86,6 +91,15 @@ def inherited_address() -> Address | None:
     """Where they are to be reported; None if this process has replaced none, or one of a version that did not say so."""
     told = os.environ.pop(ADDRESS_VARIABLE, None)
     return None if told is None else msgspec.json.decode(told, type=Address)
+
+
+def inherited_signals() -> set[int]:
+    """The signals that the process which we replaced had caught, and nobody has heard."""
+    number = os.environ.pop(SIGNALS_VARIABLE, None)
+    if number is None:
+        return set()
+    with os.fdopen(int(number), "rb", buffering=0) as pipe:
+        return set(pipe.read(4096) or b"")
 
 
 def inherited_quiet() -> bool:

@@ -5,9 +5,9 @@ and needs no handlers: it never imports the user's module. It does what no worke
 
 - a child that died hands its jobs back at once (`handing_back.py`);
 - a child whose event loop does not turn is killed (`child_process.py`);
-- a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything, and
-  so do a few in a row of which none began. A child that cannot open a resource ends everything only if none ever began: what
-  was open once may be open again.
+- a child that ends too early is started again with jittered backoff. As long as none has begun, one that ends with a usage
+  error ends everything, as does one that cannot open a resource, and so do a few in a row. What has begun once may begin
+  again: a deploy that is half done, or a restart of what a resource connects to, must not end the others.
 
 Signals are passed on (`children.py`). When the supervisor itself dies its children notice the end of the line and stop; if a
 child cannot notice because its loop does not turn, its own alarm clock ends it (`channel.py`).
@@ -44,6 +44,8 @@ _TRIES = 3
 """The supervisor gives up when this many children in a row die before they begin (a crash while importing), if none ever
 began."""
 USAGE = 2
+RELEASED = 3
+"""A child's exit code when jobs were released unfinished."""
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of a Python process that SIGINT met before it had a handler for it."""
 
@@ -142,11 +144,10 @@ class Supervisor:
             self._tell_end(child, code, words, None if final else pause)
             await self._handing_back.hand_back(child, self._nursery)
             if final:
-                self._codes.append(0 if self._never_began(child, code) else code)
+                # One that handlers keep from ending leaves their jobs to be handed back.
+                self._codes.append(0 if self._never_began(child, code) else RELEASED if code == REPLACE_ME else code)
                 if not self._stopping.is_set() and not self._first_is_up.is_set():
                     self._give_up(code, failures)
-                elif self._is_usage(child, code):
-                    self.stop()
                 return
             await self._pause(pause)
 
@@ -168,12 +169,8 @@ class Supervisor:
     def _is_final(self, child: Child, code: int, failures: int) -> bool:
         never_up = not child.sessions and not self._first_is_up.is_set()
         hopeless = never_up and (code == 1 or failures >= _TRIES)
-        return self._stopping.is_set() or self._is_usage(child, code) or (self._burst and code == 0) or hopeless
-
-    def _is_usage(self, child: Child, code: int) -> bool:
-        """Whether every further child would end with the same error. One that could not open a resource proves that only if no
-        child ever could: a restart of what it connects to must not end the others."""
-        return code == USAGE and not (child.unopened and self._first_is_up.is_set())
+        wrong = code == USAGE and not self._first_is_up.is_set()
+        return self._stopping.is_set() or wrong or (self._burst and code == 0) or hopeless
 
     def _tell_end(self, child: Child, code: int, words: Words, again_in: float | None) -> None:
         expected = child.doomed or self._stopping.is_set() or code in (0, REPLACE_ME)

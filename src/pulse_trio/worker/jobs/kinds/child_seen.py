@@ -61,7 +61,7 @@ class ChildProcess:
     @property
     def met_the_workers_signal(self) -> bool:
         """Whether it was ended by one of the signals that mean the worker, which it takes no notice of once it is up."""
-        return self._process.returncode in (-signal.SIGTERM, -signal.SIGINT)
+        return self._process.returncode in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 
     async def reap(self) -> None:
         """Waits until the process ends; ends it when cancelled."""

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from ....describing import message_of, type_name
 from ....errors import ConfigurationError, ProcessDied
-from ....handlers import Handler
+from ....handlers import Handler, UnfitArguments
 from . import wire
 from .child import find
 from .child_seen import start_child
 from .dealing import Alone, Dealer
 from .line import Order
+from .on_disk import has_changed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,6 +55,8 @@ class ProcessCalls:
         self._spans = spans
         self._orders: dict[RunningJob, Order] = {}
         self._opened = trio.Event()
+        self._since = time.time()
+        """When the worker had imported its handlers."""
 
     async def run(self) -> None:
         """Keeps the children, and ends them when it is cancelled: by then none of them runs a handler."""
@@ -98,7 +103,7 @@ class ProcessCalls:
 
     async def _prepare(self, order: Order, child: ChildProcess | None) -> None:
         """Gives the order to a process that has imported the handler's module: this one, or a new one. Raises what the import
-        raised, or `TimeoutError` if that takes too long."""
+        raised, or `TimeoutError` if that takes too long; `UnfitArguments` if the code on disk is not the worker's any more."""
         within = max(order.wait(), _LONGEST_START)
         try:
             with trio.move_on_after(within):
@@ -107,6 +112,15 @@ class ProcessCalls:
                     await self._load(child, order)
                 self._dealer.give(child, order)
                 return
+        except Exception as error:
+            self._dealer.leave(child)
+            if has_changed(order.place.module, self._since):
+                # A deploy is half done, or has just been: the job has not begun, and the next worker has the code for it.
+                raise UnfitArguments(
+                    f"The code on disk has changed since this worker began, and a process that imports {order.place.module} "
+                    f"fails: {message_of(error) or type_name(error)}. A worker that is started anew has the code for this job."
+                ) from error
+            raise
         except BaseException:
             self._dealer.leave(child)
             raise
