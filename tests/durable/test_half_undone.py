@@ -249,6 +249,50 @@ async def test_a_task_that_undoes_its_own_part_does_the_rest_of_it(trees: Trees)
     assert [what for what in house.book if what != "noted"] == ["charged", "called back", "refunded"]
 
 
+@pytest.mark.parametrize("key", [None, "block"])
+@pytest.mark.parametrize("fails", ["in each attempt", "once"])
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_body_with_a_compensation_of_its_own_is_come_to_again(
+    trees: Trees, place: str, fails: str, key: str | None
+) -> None:
+    """The block was taken for the call that comes in the place of what had failed in its body: its own compensation was left
+    out, and the one around it came to nothing."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job
+    async def part() -> None:
+        await trio.sleep_forever()
+
+    async def settle() -> None:
+        house.book.append("settled")
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(house.charge)
+        try:
+            async with job.durable_nursery(key=key) as nursery:
+                nursery.start_soon(part)
+                try:
+                    if fails == "in each attempt" or job.attempt == 1:
+                        raise ConnectionError("away")
+                    await job.step(house.ship)
+                finally:
+                    with job.cleanup():
+                        await house.undo(job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(settle)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise Discard("undone") from error  # noqa: ASYNC104 -- what it raises is its word on the job
+
+    found = await end(trees, trees.enqueue("order"))
+    assert str(found["error"]).startswith("Discard: undone")
+    undone = {
+        "in the first": ["called back", "called back", "refunded"],
+        "in the second": ["called back", "refunded", "refunded"],
+    }
+    assert house.book == ["charged", *undone.get(place, ["called back", "refunded"]), "settled"]
+
+
 async def test_where_it_is_not_known_which_task_had_failed_nothing_is_done_after_it(trees: Trees) -> None:
     """The task itself had begun to undo its part, and no line says which one it is."""
     house = Warehouse(trees, "in the first")

@@ -66,6 +66,8 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     history, waits = durable.history, durable.history.replay.unopened.waits
     if durable.running.cancel_reason is not None or durable.cancelling.noted:
         return
+    if call is not None and call.kind == "block" and history.replay.unopened.has(call.key):
+        return  # it had children then, and no end: plain code had failed in its body
     if call is not None and plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
         return
     alone = not durable.quiet.others_run()

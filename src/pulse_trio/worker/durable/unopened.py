@@ -116,6 +116,11 @@ class Unopened:
         """Whether there are some, and they may still be opened."""
         return bool(self._around) and not self._given_up
 
+    def has(self, key: str) -> bool:
+        """Whether the block of the call with this key is one of them."""
+        number = block_number(key, self._moments)
+        return number is not None and self._first + number in self._around
+
     def opened(self, number: int) -> None:
         """A block is open."""
         for scope in self._around.pop(number, ()):
