@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
+import trio
 
 from pulse_trio import (
     Batch,
@@ -190,9 +191,9 @@ async def test_an_open_batch_does_not_finish_and_takes_more(dsn: str, window: Wi
         assert await store.finish_batches() == []
         await store.settle([end(await claim_one(store))])
         assert await store.finish_batches() == [again.id]
-        with pytest.raises(InvalidTransition, match="has finished"):
+        with pytest.raises(InvalidTransition, match="is closed: it takes no more"):
             await again.enqueue(step, 3)
-        with pytest.raises(InvalidTransition, match="has finished"):
+        with pytest.raises(InvalidTransition, match="is closed: it takes no more"):
             await again.enqueue_many([step.request(3)])
     assert window.value("SELECT count(*) FROM jobs WHERE kind = 'step'") == 2
     assert len(callbacks(window)) == 1
@@ -261,16 +262,51 @@ async def test_a_callback_is_changed_and_taken_back_by_whoever_says_so(dsn: str,
 
 
 @on_trio
-async def test_a_batch_cannot_finish_while_somebody_adds_to_it(dsn: str) -> None:
+async def test_a_batch_is_not_closed_while_somebody_adds_to_it(dsn: str, window: Window) -> None:
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%closed_at = now()%'"
     async with open_client(dsn) as client, open_store(dsn) as store, await TrioConnection.connect(dsn) as connection:
-        async with client.batch() as batch:
-            pass
-        async with connection.transaction():
-            await (await client.using(connection).open_batch(batch.id)).enqueue(step, 1)
-            assert await store.finish_batches() == []
-        assert await store.finish_batches() == []
-        await store.settle([end(await claim_one(store))])
+        with pytest.raises(Lost):
+            await produce(client, "not at all", made := list[int]())
+        batch = await client.open_batch(made[0])
+        async with trio.open_nursery() as nursery, connection.transaction():
+            await (await client.using(connection).open_batch(batch.id)).enqueue(step, 3)
+            nursery.start_soon(batch.close)
+            with trio.fail_after(20):
+                while not window.run(waits):  # noqa: ASYNC110 -- the server tells nobody
+                    await trio.sleep(0.01)
+            assert await store.finish_batches() is None
+        await store.settle([end(claim) for claim in await claim(store)])
         assert await store.finish_batches() == [batch.id]
+        assert (await batch.status()).total == 3
+
+
+@on_trio
+@pytest.mark.parametrize("ends", ["close", "cancel"])
+async def test_a_producer_whose_batch_another_program_has_ended_is_told(ends: str, dsn: str, window: Window) -> None:
+    """Its jobs were taken, and ran in a batch that was cancelled; its callback was dropped, and nobody said so."""
+
+    async def others_end(client: Client, batch: Batch) -> None:
+        other = await client.open_batch(batch.id)
+        await (other.close() if ends == "close" else other.cancel())
+
+    async def produce_late(client: Client) -> None:
+        async with client.batch() as batch:
+            await others_end(client, batch)
+            with pytest.raises(InvalidTransition, match="it takes no more jobs"):
+                await batch.enqueue(step, 1)
+            with pytest.raises(InvalidTransition, match="it takes no more jobs"):
+                await batch.enqueue_many([step.request(1)])
+            batch.on_complete = report.request(1)
+
+    async with open_client(dsn) as client:
+        with pytest.raises(InvalidTransition, match="its callback can be set no more"):
+            await produce_late(client)
+        async with client.batch(on_complete=report.request(2)) as batch:
+            await others_end(client, batch)
+        async with open_store(dsn) as store:
+            await store.finish_batches()
+    assert [job["args"] for job in callbacks(window)] == [{"batch": 2}]
+    assert window.value("SELECT count(*) FROM jobs WHERE kind = 'step'") == 0
 
 
 @on_trio

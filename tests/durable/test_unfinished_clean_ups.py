@@ -595,3 +595,37 @@ async def test_an_attempt_that_is_lost_after_the_inner_clean_up_was_done_again_d
             await trees.burst()
     assert bank == ["charged order", "charged fee", "refunded order", "refunded fee", "told"]
     assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+@pytest.mark.parametrize("owes", [False, True], ids=["from the cancellation", "of its own"])
+async def test_a_handler_that_gives_its_cancellation_a_name_of_its_own_has_cleaned_up(
+    trees: Trees, *, owes: bool
+) -> None:
+    """`raise OrderFailed from error` after the compensation: it owed that for ever, though all was undone. Without `from` it
+    may be plain code that failed half-way."""
+    undone: list[str] = []
+    stands = trio.Event()
+
+    async def refund() -> None:
+        undone.append("refunded")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        try:
+            stands.set()
+            await job.wait_for_event("approved")
+        except trio.Cancelled as error:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            if owes:
+                raise LookupError("no order") from None  # noqa: ASYNC104 -- what the test is about
+            raise LookupError("no order") from error  # noqa: ASYNC104 -- what the test is about
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await stands.wait()
+            SyncClient(trees.dsn).cancel(job_id)
+    assert (trees.job(job_id)["state"], undone) == ("cancelled", ["refunded"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == ([job_id] if owes else [])

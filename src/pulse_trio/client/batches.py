@@ -5,9 +5,10 @@
         await batch.enqueue_many(resize.request(i) for i in range(2, 1000))
     result = await batch.wait(timeout=600)
 
-Leaving the block closes the batch: it takes no more jobs, and finishes with its last job. An exception in the block leaves it
-open: the enqueued jobs stay and run, but the callback does not. Then `close` or `cancel` the batch, as any program can; or
-create it with `client.using(connection)`, where your transaction can roll everything back.
+Leaving the block closes the batch: it takes no more jobs (whoever adds one gets `InvalidTransition`), and finishes with its
+last job. An exception in the block leaves it open: the enqueued jobs stay and run, but the callback does not. Then `close` or
+`cancel` the batch, as any program can; or create it with `client.using(connection)`, where your transaction can roll everything
+back.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Batch:
     async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
         """Enqueues one job as a member; see `Client.enqueue`. If a live job has its unique key, that job becomes a member.
 
-        Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
+        Raises what `Client.enqueue` does, and `InvalidTransition` when the batch is closed.
         """
         request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
         await self._keep_callback()
@@ -148,11 +149,12 @@ class Batch:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def close(self) -> None:
-        """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing."""
+        """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing. Raises
+        `InvalidTransition` if another program has closed it without the callback that was set here."""
         if not self._known:
             await self._means.run(batches.close_kept(self.id))
             return
-        _check_callback(self.on_complete)
+        await self._keep_callback()
         callback, traces = self.on_complete, self._means.traces
         if callback is not None and traces is not None:
             callback = carrying(callback, traces.current())
@@ -180,13 +182,14 @@ class Batch:
     async def cancel(self, *, reason: str | None = None) -> int:
         """Cancels the batch's unfinished jobs: waiting ones at once, running ones through their handlers. Returns how many of
         both. A batch that is open is closed then. It finishes when its last job has ended, and its callback is enqueued."""
+        if (await self.status()).closed_at is None:
+            # First: what is added in this moment would run.
+            await self.close()
         left = await self._means.run(batches.live(self.id))
         count = 0
         for start in range(0, len(left), _CANCELLED_AT_ONCE):
             results = await self._means.client.cancel_many(left[start : start + _CANCELLED_AT_ONCE], reason=reason)
             count += sum(r.cancellation is not None for r in results)
-        if (await self.status()).closed_at is None:
-            await self.close()
         return count
 
 

@@ -1,2 +1,2 @@
--- Held by clients that add jobs: the batch cannot finish meanwhile, and one that has finished takes no more.
-SELECT finished_at IS NOT NULL FROM :"schema".batch WHERE id = %(id)s::bigint FOR SHARE
+-- Held by clients that add jobs: the batch cannot be closed meanwhile, and one that is closed takes no more.
+SELECT closed_at IS NOT NULL FROM :"schema".batch WHERE id = %(id)s::bigint FOR SHARE

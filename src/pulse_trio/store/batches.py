@@ -73,18 +73,21 @@ def open_batch(name: str | None, callback: JobRequest | None = None) -> Operatio
 
 
 def keep(batch_id: int, callback: JobRequest | None) -> Operation[None]:
-    """Writes the callback of an open batch, for whoever closes it: its producer may be lost."""
-    yield Query("batch_keep", {"id": batch_id, "callback": _encoded(callback)})
+    """Writes the callback of an open batch, for whoever closes it: its producer may be lost. Raises `InvalidTransition` for one
+    that is closed."""
+    ((is_open,),) = yield Query("batch_keep", {"id": batch_id, "callback": _encoded(callback)})
+    if not is_open:
+        raise InvalidTransition(f"Batch {batch_id} is closed: its callback can be set no more.")
 
 
 def lock(batch_id: int) -> Operation[None]:
-    """Keeps the batch from finishing for the rest of the transaction. Raises `UnknownBatch`, or `InvalidTransition` for one
-    that has finished."""
+    """Keeps the batch from being closed for the rest of the transaction. Raises `UnknownBatch`, or `InvalidTransition` for one
+    that is closed."""
     rows = yield Query("batch_lock", {"id": batch_id})
     if not rows:
         raise _unknown(batch_id)
     if rows[0][0]:
-        raise InvalidTransition(f"Batch {batch_id} has finished: it takes no more jobs. Open a new one.")
+        raise InvalidTransition(f"Batch {batch_id} is closed: it takes no more jobs. Open a new one.")
 
 
 def add(batch_id: int, job_ids: Iterable[int]) -> Operation[None]:

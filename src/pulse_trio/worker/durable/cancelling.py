@@ -21,14 +21,13 @@ import trio
 
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
-from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .afresh import is_asked_by
 from .beginning import REFUSED
 from .detours import HALF_WAY
-from .failures import is_a_cancellation
+from .failures import is_a_cancellation, is_its_word
 from .interrupted import Interrupted, is_undone
 from .once_more import is_still_to_come, is_the_jobs, remember_at_the_end, runs_once_more, times_out_half_way
 from .own_tasks import own_task
@@ -235,9 +234,7 @@ class Cancelling:
         failures = durable.failures
         if error is None or failures.clean_ups.unanswered:
             return error is None
-        told = self._undone is True and all(
-            issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)
-        )
+        told = self._undone is True and all(map(is_its_word, leaves_of(error)))
         if told or is_a_cancellation(error):
             return True
         ends_so = failures.each_attempt_ends_so(error) or failures.has_undone(error)

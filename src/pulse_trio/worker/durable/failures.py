@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...describing import leaves_of
+from ...jobs import Discard
 from ...lines import BeyondLimit, Kind, Line
 from ...states import WISHES
 from ...trio_internals import coroutine_of, scopes_around
@@ -323,6 +324,13 @@ def reasons_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseE
 def is_a_cancellation(error: BaseException) -> bool:
     """Whether nothing but `Cancelled` is in it."""
     return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
+
+
+def is_its_word(error: BaseException) -> bool:
+    """Whether a cancelled handler has raised this as its word on the job: by `Discard`, or from the `Cancelled` itself."""
+    return issubclass(type(error), Discard) or any(
+        issubclass(type(one), trio.Cancelled) for one in reasons_of(error, contexts=False)
+    )
 
 
 def comes_from_a_cancellation(error: BaseException | None) -> bool:
