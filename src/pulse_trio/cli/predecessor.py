@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _WITHIN = 5.0
 """Seconds for that. What is not written then the worker tries again, if there is to be one."""
+_PAUSE = 0.25
+"""Seconds between two tries."""
 
 
 class Reported(NamedTuple):
@@ -71,7 +73,9 @@ async def _report_to(dsn: str, schema: str, outcomes: Sequence[Outcome]) -> Sequ
     store = WorkerStore(dsn, schema=schema)
     left = outcomes
     with trio.move_on_after(_WITHIN):
-        left = await report(store, outcomes)
+        # The database may be away for a moment: where the process ends now, no worker tries again.
+        while left := await report(store, left):
+            await trio.sleep(_PAUSE)
     with trio.move_on_after(_WITHIN, shield=True):
         await store.aclose()
     return left
