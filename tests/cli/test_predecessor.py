@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+import trio.testing
 
 from pulse_trio.cli import predecessor
 from pulse_trio.errors import DatabaseUnavailable
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pytest
-    import trio.testing
 
 STUCK = Outcome(Claim(1, 1, 3, 0, 0, "", "default", "swallows", "{}", None, 7), "released")
 

@@ -74,7 +74,7 @@ async def _report_to(dsn: str, schema: str, outcomes: Sequence[Outcome]) -> Sequ
     left = outcomes
     with trio.move_on_after(_WITHIN):
         # The database may be away for a moment: where the process ends now, no worker tries again.
-        while left := await report(store, left):
+        while left := await report(store, left):  # noqa: ASYNC110 -- a server that is away tells nobody when it is back
             await trio.sleep(_PAUSE)
     with trio.move_on_after(_WITHIN, shield=True):
         await store.aclose()
