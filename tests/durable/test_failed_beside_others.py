@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Job, StepFailed, SyncClient
+from pulse_trio.worker.durable import resuming
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -239,3 +240,81 @@ async def test_a_block_waits_for_no_line_when_its_attempt_ends(answers: bool, tr
         trees.again()
         await trees.burst(log=False)
     assert (trees.job(job_id)["result"], answered) == ("done", [])
+
+
+@pytest.mark.usefixtures("replay_stands_still")
+async def test_a_progress_bar_that_a_failure_had_cut_short_keeps_no_replay_waiting_for_ever(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain code does not fail again, so nothing comes for the line of what was called because it had: the history says that
+    nothing was busy then, and the replay waited until the attempt's timeout, if it had one."""
+    monkeypatch.setattr(resuming, "_VERY_LONG", 1.0)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        try:
+            async with trio.open_nursery() as bar:
+                bar.start_soon(draw_a_bar)
+                await job.step(note, "first", key="first")
+                if job.attempt == 1:
+                    raise OSError("no connection")
+                await job.wait_for_event("go", key="go")
+                bar.cancel_scope.cancel()
+        except* OSError:
+            await job.step(note, "answer", key="answer")  # noqa: ASYNC120 -- as a handler would tell of it
+            raise
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "dead"
+    assert "An attempt before failed of plain code" in trees.job(job_id)["error"]
+
+
+@pytest.mark.usefixtures("replay_stands_still")
+async def test_what_is_called_for_plain_code_that_failed_beside_a_step_has_its_line_though_others_have_none(
+    trees: Trees,
+) -> None:
+    """In the replay plain code of another task has failed before its call came, whose line is the next one: that comes no
+    more, and what is called for both failures waited for it."""
+    cut: list[int] = []
+
+    async def fails() -> None:
+        raise LookupError("no stock")
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=5)
+    async def order(job: Job) -> str:
+        async def ships() -> None:
+            await job.step(note, "ready", key="ready")
+            await job.step(fails, key="ship")
+
+        async def tells() -> None:
+            if job.attempt == 2:
+                cut.append(job.attempt)
+                raise OSError("no connection")
+            await job.step(note, "told", key="told")
+
+        async with trio.open_nursery() as bar:
+            bar.start_soon(draw_a_bar)
+            try:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(tells)
+                    tasks.start_soon(ships)
+            except* (LookupError, StepFailed, OSError):
+                await job.step(note, "answer", key="answer")  # noqa: ASYNC120 -- as a handler would tell of it
+                if cut == [job.attempt]:
+                    raise
+            bar.cancel_scope.cancel()
+        await job.wait_for_event("go", key="go")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        SyncClient(trees.dsn).send_event(job_id, "go")
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], cut) == ("completed", [2])

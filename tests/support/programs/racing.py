@@ -106,7 +106,7 @@ class Track(Ground):
         fails = row["state"] == "dead" and undone and Flaky.__name__ in (row["error"] or "")
         if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled") and not fails:
             wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
-        if seconds > SLOW * max(1, play.beginnings):
+        if seconds > SLOW * max(1, play.beginnings) and not fails:
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
         # The replay after a lost attempt may do so once, and that after one whose plain code had failed, which had cut short
         # what is busy now; one that goes on as if nothing had been undone ends by that.

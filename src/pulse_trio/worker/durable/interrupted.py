@@ -18,6 +18,7 @@ from ...lines import BeyondLimit, Kind
 from ...trio_internals import failures_in, opened_by
 from .afresh import gives_up
 from .failures import reasons_of
+from .stood import CANCELLATIONS, stood
 from .under_way import END
 
 if TYPE_CHECKING:
@@ -84,10 +85,24 @@ def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Ta
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
     """The exception of plain code because of which one of these was made: in its handling, or in the clean-up of a task that
     was cancelled for it."""
+    return next((error for error in _behind(durable, calls) if _is_plain(error)), None)
+
+
+def is_partly_plain(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> bool:
+    """Whether one of these was made because of plain code, if only among others: a nursery's group has a step's failure, too."""
+    return any(
+        isinstance(leaf, Exception) and _is_plain(leaf)
+        for error in _behind(durable, calls)
+        for leaf in leaves_of(error)
+    )
+
+
+def _behind(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> list[Exception]:
+    """The exceptions because of which they were made."""
     found = [call.handles for call in calls.values() if call.handles is not None]
     for task in calls:
         found += _failures_around(durable, task)
-    return next((error for error in found if isinstance(error, Exception) and _is_plain(error)), None)
+    return [error for error in found if isinstance(error, Exception)]
 
 
 def note_plain_failure(durable: Durable, call: Call) -> bool:
@@ -138,7 +153,7 @@ def fails_by_itself(durable: Durable, call: Call) -> bool:
 
 def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
     """No call has come for the next line. Whether none will: a call that has no line is made because plain code has failed in
-    this replay, or one with that line was made because it had failed in an attempt before. Where that was no clean-up, the code
+    this replay, or one with that line was made, or stood when it came, because it had failed in an attempt before. Where that was no clean-up, the code
     may be about to fail again, unless only a progress bar, say, has been busy `for_long`."""
     replay = durable.history.replay
     if any(
@@ -151,7 +166,10 @@ def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
     if line is None or resumed is None or not replay.unopened.within.get(UNDONE):
         return False
     begun = min(one.line for one in resumed.lines if one.key == UNDONE)
-    return begun < line.line and (told != 1.0 or for_long)
+    # A cancellation that found such a call has its line before that of the call.
+    found = frozenset(stood(line).at if line.kind in CANCELLATIONS else ())
+    rests = begun < line.line or any(one.key in found and one.line > begun for one in resumed.lines)
+    return rests and (told != 1.0 or for_long)
 
 
 async def leave_undone(durable: Durable, error: BaseException) -> None:

@@ -13,7 +13,7 @@ from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
 from .half_undone import fail_instead, learn_what_was_undone
-from .interrupted import goes_elsewhere, misfit, plain_failure
+from .interrupted import goes_elsewhere, is_partly_plain, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -117,14 +117,17 @@ def help_on(durable: Durable, since: float) -> bool:
         return False
     if (stuck or waits_long) and fail_instead(durable):
         return False
-    if long and goes_elsewhere(durable, for_long=waits_long and stood_still >= _LONG):
+    very_long = stood_still >= min(_VERY_LONG, half)
+    if long and goes_elsewhere(durable, for_long=(waits_long and stood_still >= _LONG) or very_long):
         misfit(durable, replay.stuck(), durable.standing)
         return False
     # Plain code has failed, and its nursery has cut these short: what never stands in a call, a progress bar, is left by that.
-    fails = stood_still >= _SOON and any(plain_failure(durable, {task: durable.standing[task]}) for task in waiting)
-    if (stuck or fails) and (any(map(is_behind_a_cut, waiting)) or replay.strikes_next):
+    fails = stood_still >= _SOON and any(is_partly_plain(durable, {task: durable.standing[task]}) for task in waiting)
+    cut = any(map(is_behind_a_cut, waiting)) or replay.strikes_next
+    if ((stuck or fails) and cut) or (fails and long):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line. Or a scope has struck
-        # while others stood in calls to which they come no more: a limiter was given to other tasks then.
+        # while others stood in calls to which they come no more: a limiter was given to other tasks then. Or that failure has
+        # cut the task of the next line short, and a call that had come of another one has its line after it.
         durable.hand_out(early=True)
         if _has_gone_on(replay, line):
             return False
@@ -134,7 +137,7 @@ def help_on(durable: Durable, since: float) -> bool:
         if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):
             return True
         misfit(durable, replay.stuck(), durable.standing)
-    elif stood_still >= min(_VERY_LONG, half):
+    elif very_long:
         durable.hand_out(early=True)
     else:
         return give_way(durable, stood_still)
