@@ -89,7 +89,7 @@ def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) ->
 
 
 def is_partly_plain(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> bool:
-    """Whether one of these was made because of plain code, if only among others: a nursery's group has a step's failure, too."""
+    """Whether one of these was made because of plain code, or of that and a step: a nursery's group has both."""
     return any(
         isinstance(leaf, Exception) and _is_plain(leaf)
         for error in _behind(durable, calls)
@@ -153,8 +153,8 @@ def fails_by_itself(durable: Durable, call: Call) -> bool:
 
 def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
     """No call has come for the next line. Whether none will: a call that has no line is made because plain code has failed in
-    this replay, or one with that line was made, or stood when it came, because it had failed in an attempt before. Where that was no clean-up, the code
-    may be about to fail again, unless only a progress bar, say, has been busy `for_long`."""
+    this replay, or one with that line was made, or stood when it came, because it had failed in an attempt before. Where that
+    was no clean-up, the code may be about to fail again, unless only a progress bar, say, has been busy `for_long`."""
     replay = durable.history.replay
     if any(
         not replay.has_line(call.key) and plain_failure(durable, {task: call}) is not None
