@@ -161,6 +161,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "trees_that_wait",
         "retry_jobs",
         "retry_jobs_afresh",
+        "still_in",
         "forget_history",
         "delete_jobs",
         "release_jobs",

@@ -13,6 +13,7 @@ from pulse_trio.doctor import diagnose
 from pulse_trio.store import health, history, searching
 
 if TYPE_CHECKING:
+    from pulse_trio.store.filtering import JobFilter
     from support.trees import Trees
 
 
@@ -80,3 +81,40 @@ async def test_the_jobs_that_owe_a_clean_up_are_listed_named_by_the_doctor_and_r
     ]  # fmt: skip
     assert list(client.jobs(owes_clean_up=True)) == []
     assert of_doctor() == []
+
+
+async def test_a_job_that_a_colleague_has_let_do_the_rest_meanwhile_does_not_begin_anew(trees: Trees) -> None:
+    bank: list[str] = []
+    down = [True]
+
+    async def charge() -> None:
+        bank.append("charged")
+
+    async def refund() -> None:
+        if down:
+            raise Discard("the bank is down")
+        bank.append("refunded")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            SyncClient(trees.dsn).cancel(job.id)
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id, client = trees.enqueue("order"), SyncClient(trees.dsn)
+    with trio.fail_after(30):
+        await trees.burst()
+        chosen: JobFilter = {"state": "cancelled", "owes_clean_up": True}
+        found = client.run(history.chosen_for_action(chosen))
+        down.clear()
+        assert client.run(history.retry_batch(found, chosen=chosen)).retried == [job_id]
+        await trees.burst()
+        again = client.run(history.retry_batch(found, chosen=chosen))
+        await trees.burst()
+    assert (again.retried, again.refused) == ([], {job_id: f"Job {job_id} owes no clean-up any more."})
+    assert bank == ["charged", "refunded"]

@@ -913,6 +913,7 @@ FENCE = re.compile(r"locked_by (?:=|IN)|\battempt = |state (?:=|<>) 2|lease_unti
 ELSEWHERE = {"complete_and_claim", "complete_unlocked", "fail", "beat", "expired"}
 """Torn in tests/chaos/test_checker.py."""
 HARMLESS = {
+    "still_in()": "it locks rows and writes none",
     "retry_jobs_afresh()": "the rows that it writes are of this transaction: no other sees them",
     "matching_jobs": "a person's list of jobs",
     "look_through_jobs": "a person's list of jobs",

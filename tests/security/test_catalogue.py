@@ -137,6 +137,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function forget_history": called_by("operator"),
     "function forget_lines": {},
     "function retry_jobs_afresh": called_by("operator"),
+    "function still_in": called_by("operator"),
     "function has_mark": PUBLIC,
     "function ends_in_tree": PUBLIC,
     "function in_tree": {},

@@ -104,7 +104,7 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
         case "send_event":
             return {"job_id": job.id, "name": "more", "payload": "1", "event_key": "k"}
         case "retry_job_afresh":
-            return {"ids": [job.id], "delay": 0, "spacing": 0, "filter": None}
+            return {"ids": [job.id], "delay": 0, "spacing": 0, "filter": None, "state": None}
         case _:
             raise AssertionError(name)
 

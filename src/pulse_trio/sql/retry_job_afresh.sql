@@ -2,4 +2,6 @@
 SELECT done.id, done.moved, done.blocked_by, done.state, done.woken
 FROM (SELECT set_config('pulse_trio.filter', coalesce(left(%(filter)s::text, 1000), ''), true) AS filter OFFSET 0) said
 CROSS JOIN LATERAL :"schema".retry_jobs_afresh(
-  CASE WHEN said.filter IS NOT NULL THEN %(ids)s::bigint[] END, %(delay)s::float8, %(spacing)s::float8) done
+  CASE WHEN said.filter IS NULL THEN NULL
+       WHEN %(state)s::text IS NULL THEN %(ids)s::bigint[]
+       ELSE :"schema".still_in(%(ids)s::bigint[], %(state)s::text) END, %(delay)s::float8, %(spacing)s::float8) done

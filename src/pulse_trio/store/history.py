@@ -187,10 +187,19 @@ def retry_batch(
 ) -> Operation[Retried]:
     """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last.
 
-    `chosen` is the filter that found them, for the audit trail. With `afresh` durable jobs forget first what they have done."""
+    `chosen` is the filter that found them, for the audit trail: jobs that have left its state are left alone. With `afresh`
+    durable jobs forget first what they have done."""
     done = Retried()
     named = retry_statement(afresh=afresh)
-    rows = yield Query(named, {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
+    if chosen is not None and chosen.get("owes_clean_up"):
+        # One that a colleague has retried may have done the rest by now: it would begin anew.
+        owe = set((yield from unfinished_clean_ups(ids)))
+        done.refused.update({job_id: f"Job {job_id} owes no clean-up any more." for job_id in ids if job_id not in owe})
+        ids = [job_id for job_id in ids if job_id in owe]
+    known = _state_of(chosen)
+    asked = {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen), "state": known}
+    rows = yield Query(named, asked)
+    done.refused.update(_moved_on(ids, rows, known))
     left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
     places = (yield from places_of(left)) if left else {}
     owing = (yield from unfinished_clean_ups(list(places))) if places else []
@@ -219,6 +228,25 @@ def retry_many(chosen: JobFilter, *, limit: int | None = None, rate: float | Non
     return done
 
 
+def _state_of(chosen: JobFilter | None) -> str | None:
+    """The state in which jobs that a filter has found are to be still, as the act is done. A running one says for itself why
+    nothing is done to it."""
+    state = (chosen or {}).get("state")
+    return None if state is None or state == State.RUNNING else str(State(state))
+
+
+def _moved_on(ids: Sequence[int], rows: Sequence[Row], state: str | None) -> dict[int, str]:
+    """Why nothing was done to the others of these jobs, which have left the `state` of the filter, or are locked."""
+    if state is None:
+        return {}
+    done = {row[0] for row in rows}
+    return {
+        job_id: f"Job {job_id} is not {state} any more, or somebody acts on it at this moment: look again."
+        for job_id in ids
+        if job_id not in done
+    }
+
+
 def _said(chosen: JobFilter | None) -> str | None:
     if not chosen:
         return None
@@ -242,9 +270,11 @@ def delete(job_id: int) -> Operation[None]:
 
 
 def delete_batch(ids: Sequence[int], *, chosen: JobFilter | None = None) -> Operation[Deleted]:
-    """Deletes these jobs in one statement, except those that run."""
+    """Deletes these jobs in one statement, except those that run, or have left the state of the filter that found them."""
     done = Deleted()
-    rows = yield Query("delete_jobs", {"ids": numbers(ids), "filter": _said(chosen)})
+    known = _state_of(chosen)
+    rows = yield Query("delete_jobs", {"ids": numbers(ids), "filter": _said(chosen), "state": known})
+    done.refused.update(_moved_on(ids, rows, known))
     left = [row[0] for row in rows if not row[1] and row[2] is not None]
     places = (yield from places_of(left)) if left else {}
     for job_id, deleted, state in rows:

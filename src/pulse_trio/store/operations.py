@@ -131,7 +131,9 @@ def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
     tries = 0
     named = retry_statement(afresh=afresh)
     while True:
-        rows = yield Query(named, {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None})
+        rows = yield Query(
+            named, {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None, "state": None}
+        )
         _, moved, blocked_by, state, *_ = rows[0]
         if moved:
             return State.AVAILABLE
