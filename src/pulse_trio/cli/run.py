@@ -129,7 +129,7 @@ def run(
 def _ended_for_predecessor(reported: Reported) -> int:
     """The exit code of a process that was told to stop, and that has replaced itself because handlers did not end."""
     if not reported.left:
-        logs.logger.info("told to stop: this process ends. The jobs that did not end are released")
+        logs.logger.info("told to stop: this process ends. The jobs that did not end are reported")
         return RELEASED
     logs.logger.error(
         "%s that did not end could not be released: a worker's watchdog rescues them when their leases run out",

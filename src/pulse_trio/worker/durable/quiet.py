@@ -174,7 +174,8 @@ class Quiet:
         """The attempt ends otherwise than well. What was to be said with the next line, of lines that are written, is said now:
         the replay after it would wait for tasks that were busy then (for 10 s, once)."""
         history = self._durable.history
-        if self._durable.fatal is not None or history.lost:
+        # Of one that is suspended the last line says so.
+        if self._durable.fatal is not None or history.lost or self._durable.running.cancel_reason == "suspended":
             return
         # The history may have no room for lines, or the lease be lost.
         with suppress(RuntimeError, BeyondLimit):
