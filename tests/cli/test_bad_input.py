@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -185,8 +187,9 @@ async def test_a_folder_that_is_gone_is_no_bug(processes: Processes) -> None:
     """A deploy removes the folder of a release while a supervisor, which was started in it, starts a process."""
     folder = processes.folder / "gone"
     folder.mkdir()
-    code = f"import os; os.rmdir({str(folder)!r}); from pulse_trio.cli import main; main()"
-    running = await processes.python("-c", code, "run", "app:handlers", "--dsn=dbname=x", cwd=folder)
+    command = str(Path(sysconfig.get_path("scripts")) / "pulse-trio")
+    line = 'rmdir "$PWD" && exec "$0" run app:handlers --dsn=dbname=x'
+    running = await processes.start("sh", "-c", line, command, cwd=folder)
     assert await running.ended() == 2, running.report()
     assert_says(running, "The folder in which this command was given does not exist any more")
 
