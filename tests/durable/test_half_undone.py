@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, FailedBefore, Handlers, Job, RetryAfter, SyncClient
+from pulse_trio import Discard, FailedBefore, Handlers, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.testing import crash_points
 
 if TYPE_CHECKING:
@@ -617,3 +617,36 @@ async def test_what_stands_where_plain_code_failed_has_no_number(
     found = await end(trees, trees.enqueue("order"))
     assert (found["state"], str(found["error"]).partition("\n")[0]) == ("dead", "Discard: undone")
     assert list(dict.fromkeys(house.book)) == ["charged", "called back", "refunded"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "wish", [Discard("no stock"), RetryAfter(0), Snooze(0)], ids=["Discard", "RetryAfter", "Snooze"]
+)
+async def test_a_wish_that_a_step_has_raised_is_no_plain_code_that_failed(
+    trees: Trees, place: str, wish: Exception
+) -> None:
+    """It goes through the step as it is, and later attempts get it again there. What was called for it was said to be called
+    for plain code, which the next attempt missed: the job was dead, and its refund not made."""
+    house = Warehouse(trees, place)
+
+    async def ship() -> None:
+        raise wish
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(house.charge)
+        try:
+            await job.step(ship)
+        except BaseException:
+            with job.cleanup():
+                await house.undo(job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise Discard("undone") from None  # noqa: ASYNC104 -- what it raises is its word on the job
+
+    found = await end(trees, trees.enqueue("order"))
+    assert str(found["error"]).startswith("Discard: undone")
+    undone = {
+        "in the first": ["called back", "called back", "refunded"],
+        "in the second": ["called back", "refunded", "refunded"],
+    }
+    assert house.book == ["charged", *undone.get(place, ["called back", "refunded"])]

@@ -185,6 +185,12 @@ class Failures:
         """Whether an exception comes from a step or a block that has failed in this attempt, and from no cancellation."""
         return bool(self._of(error)) and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether a step of this attempt has raised this: a `Discard` goes through it as it is. (What a block raises may have
+        plain code of its body in it.)"""
+        steps = (one for one in (*self._open, *self._taken) if one.of_step)
+        return any(error is leaf for one in steps for leaf in leaves_of(one.error))
+
     def each_attempt_ends_so(self, error: BaseException) -> bool:
         """Whether an exception of the handler is what it has gone on after, and comes again, or comes from that by its cause:
         no attempt can end otherwise. What the handler raises as its word on the job needs no cause."""

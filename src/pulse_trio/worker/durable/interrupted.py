@@ -85,13 +85,13 @@ def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Ta
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
     """The exception of plain code because of which one of these was made: in its handling, or in the clean-up of a task that
     was cancelled for it."""
-    return next((error for error in _behind(durable, calls) if _is_plain(error)), None)
+    return next((error for error in _behind(durable, calls) if _is_plain(durable, error)), None)
 
 
 def is_partly_plain(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> bool:
     """Whether one of these was made because of plain code, or of that and a step: a nursery's group has both."""
     return any(
-        isinstance(leaf, Exception) and _is_plain(leaf)
+        isinstance(leaf, Exception) and _is_plain(durable, leaf)
         for error in _behind(durable, calls)
         for leaf in leaves_of(error)
     )
@@ -234,11 +234,12 @@ def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Itera
         task = None if task is durable.running.task or task.parent_nursery is None else task.parent_nursery.parent_task
 
 
-def _is_plain(error: Exception) -> bool:
+def _is_plain(durable: Durable, error: Exception) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
     in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either."""
     return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(
         issubclass(type(one), (trio.Cancelled, ChildFailed))
+        or durable.failures.has_raised(one)
         or (_is_raised_by_us(one) and not issubclass(type(one), FailedBefore))
         for one in reasons_of(error, contexts=False)
     )
