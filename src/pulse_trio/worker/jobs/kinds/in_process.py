@@ -104,16 +104,17 @@ class ProcessCalls:
     async def _prepare(self, order: Order, child: ChildProcess | None) -> None:
         """Gives the order to a process that has imported the handler's module: this one, or a new one. Raises what the import
         raised, or `TimeoutError` if that takes too long; `UnfitArguments` if the code on disk is not the worker's any more."""
-        within = max(order.wait(), _LONGEST_START)
+        within, given = max(order.wait(), _LONGEST_START), False
         try:
             with trio.move_on_after(within):
                 child = order.child = child or await self._start(order)
                 if order.place not in child.loaded:
                     await self._load(child, order)
                 self._dealer.give(child, order)
+                given = True
                 return
         except Exception as error:
-            self._dealer.leave(child)
+            # What an import raises may be anything, and is raised on: as it is, or as the cause of this.
             if has_changed(order.place.module, self._since):
                 # A deploy is half done, or has just been: the job has not begun, and the next worker has the code for it.
                 raise UnfitArguments(
@@ -121,10 +122,9 @@ class ProcessCalls:
                     f"fails: {message_of(error) or type_name(error)}. A worker that is started anew has the code for this job."
                 ) from error
             raise
-        except BaseException:
-            self._dealer.leave(child)
-            raise
-        self._dealer.leave(child)
+        finally:
+            if not given:
+                self._dealer.leave(child)
         raise TimeoutError(f"the handler's process had not imported {order.place.module} after {within:g} s")
 
     async def _start(self, order: Order) -> ChildProcess:
