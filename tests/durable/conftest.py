@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from pulse_trio import states
 from pulse_trio.client import sync
 from pulse_trio.testing.kept import connected, keeping
 from pulse_trio.worker.durable import cut_blocks, quiet, resuming, seen
+from pulse_trio.worker.jobs.cleanup import CleanUp
 from support.grounds import Ground
 from support.stores import Window
 from support.trees import Trees
@@ -30,6 +32,20 @@ def late_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_replay_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that stands still, which would go on after ten seconds, never does: the test fails."""
     _stand_still(monkeypatch, 3600.0)
+
+
+@pytest.fixture(autouse=True)
+def lost_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clean-ups of an attempt that has lost its lease are cut soon, as those of a killed worker are at once: a test that
+    stands in one until its worker is lost does not wait for the five seconds that each has."""
+    cancelled = CleanUp.cancelled
+
+    def cut(clean_up: CleanUp) -> None:
+        if clean_up._job.cancel_reason == "fence-lost":
+            clean_up._end = trio.current_time() + 0.1
+        cancelled(clean_up)
+
+    monkeypatch.setattr(CleanUp, "cancelled", cut)
 
 
 @pytest.fixture
