@@ -15,7 +15,7 @@ from ...jobs import Job
 from ...trio_internals import keep_order
 from ..jobs.job_states import CleansUpNext
 from .afresh import is_asked_by, remember
-from .beginning import REFUSED
+from .beginning import REFUSED, only_unwinds
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
 from .half_undone import check_answer, check_undone
@@ -225,8 +225,9 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     except BaseException as error:
         await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
         await durable.quiet.leave_said()  # noqa: ASYNC102, ASYNC120 -- shielded inside, with a deadline
-        durable.history.forget_held()
         reason = durable.running.cancel_reason
+        if reason is not None or not durable.quiet.others_run():
+            durable.history.forget_held()
         if durable.fatal is not None or reason in (None, "timeout"):
             await leave_waits(durable)  # noqa: ASYNC102 -- waits as long as the lease is proven
             await leave_undone(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
@@ -249,6 +250,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
                 raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
         if given_up is not None:
             raise given_up from error  # noqa: ASYNC104 -- what the handler raised was no `Cancelled`
+        if (unwound := only_unwinds(durable, error)) is not None:
+            raise unwound from error  # noqa: ASYNC104 -- as above
         raise
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()

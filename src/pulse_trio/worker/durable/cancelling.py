@@ -315,7 +315,9 @@ class Cancelling:
         """Whether the code has not come to where it stood, as far as one can know. The line is the next one, and the calls
         that it names stand."""
         found, running = stood(line), self._durable.running
-        asked = found.asked or found.read
+        asked, waits = found.asked or found.read, self._durable.history.replay.unopened.waits
+        if line.kind is Kind.CANCELLED and waits.has_failed_after(line.line) and self._has_begun(found):
+            return False  # plain code had failed where a call has now, so the code does not come to the place of that
         if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
         if self._again is None or self._again.line is not line:

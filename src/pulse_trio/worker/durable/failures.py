@@ -10,7 +10,8 @@ exception has gone on to a durable call: the one that made the step, and after i
 ended without raising it, any task has gone on. From then on the line binds every attempt. `forgotten`: an attempt has failed
 of it before: the next one does it again. `needed`: without it that one did not come to the lines after it, so it got the
 failure again, and so does every later one. The line which says that the body of a block was cut short for a child's failure is
-marked `forgotten` and `needed` as that is.
+marked `forgotten` and `needed` as that is. A failure that the handler has ended with is `needed`, too, when a task in the
+job's nursery makes a call in its `job.cleanup()`: it is cancelled for that failure alone.
 
 `discard`, `retry-after`, `retry-afresh`, `snooze`: the step has raised what says something of its job, and so it does again
 in later attempts.
@@ -46,7 +47,7 @@ Mark = Literal["open", "taken", "forgotten", "needed"]
 
 
 class _Failure:
-    __slots__ = ("binds", "cut", "ends", "error", "line", "of_step", "task", "undoes")
+    __slots__ = ("binds", "cut", "ends", "error", "fate", "line", "of_step", "task", "undoes")
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class _Failure:
         """That of the line which says that the block's body was cut short because of it."""
         self.ends = False
         """Whether it has ended a task of the job's own nursery, and so the attempt."""
+        self.fate: Mark | None = None
+        """What its line is marked with when that comes after the handler has ended with it."""
 
 
 class CleanUps:
@@ -111,6 +114,7 @@ class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
     __slots__ = (
+        "_ended",
         "_history",
         "_left",
         "_open",
@@ -128,6 +132,8 @@ class Failures:
         self._open: list[_Failure] = []
         self._taken: list[_Failure] = []
         """Those after which the task has gone on: each attempt gets them."""
+        self._ended: list[_Failure] = []
+        """Those that the handler has ended with, and that the next attempt does without: tasks in the job's nursery still run."""
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
         self.detour = Detour()
@@ -158,8 +164,10 @@ class Failures:
 
     def _gets(self, failure: _Failure, of_job: tuple[OfJob, float] | None, line: Line) -> None:
         failure.line = line.line
-        if failure in self._open:
+        if failure in self._open or failure.fate is not None:
             self._mark(line.line, "open")
+        if failure.fate is not None:
+            self._mark(line.line, failure.fate)
         if of_job is not None:
             said, seconds = of_job
             self._history.moment(mark(line.line, said), seconds)
@@ -209,6 +217,8 @@ class Failures:
     def call_begins(self) -> bool:
         """This task makes a durable call: it has gone on after what it had, or a task that ended did not raise it. Returns
         whether a mark is to be written first."""
+        if self._ended and self.clean_ups.around:
+            return self._are_needed()
         # In a scope that is cancelled the call comes to nothing.
         if not (self._open or self._left) or trio.current_effective_deadline() <= -math.inf:
             return False
@@ -229,6 +239,17 @@ class Failures:
         for line in lines:
             self._mark(line, "taken")
         return bool(lines)
+
+    def _are_needed(self) -> bool:
+        """A task in the job's nursery undoes what it did because the handler has ended with these: no attempt comes to what it
+        calls in another way. Returns whether there is a line to write."""
+        ended, self._ended = self._ended, []
+        for failure in ended:
+            failure.fate = "needed"
+            for line in (failure.cut, failure.line):
+                if line is not None:
+                    self._mark(line, "needed")
+        return bool(ended)
 
     def recall(self) -> bool:
         """The replay does not come to the next line: a failure that was left out because an attempt had failed of it is handed
@@ -262,6 +283,10 @@ class Failures:
                 failed += self._of(reason, self._undoing)
         # The next attempt's body is not cut short for a failure that it has not had.
         lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
+        if error is not None and not steps_alone:
+            self._ended = failed
+            for failure in failed:
+                failure.fate = "forgotten"
         if lines:
             # The history may be lost, or have no room for lines: then the error is what there is to say.
             with suppress(RuntimeError, BeyondLimit):

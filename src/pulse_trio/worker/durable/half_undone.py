@@ -65,6 +65,9 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     the handler does not answer that, `ReplayMismatch`."""
     history, waits = durable.history, durable.history.replay.unopened.waits
     if durable.running.cancel_reason is not None or durable.cancelling.noted:
+        if call is not None and (failure := _failure_of_cancelled(durable, call)) is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise failure
         return
     if call is not None and call.kind == "block" and history.replay.unopened.has(call.key):
         return  # it had children then, and no end: plain code had failed in its body
@@ -92,6 +95,20 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
         durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
     await trio.lowlevel.checkpoint()
     raise _failed_before(mark.name or "it", call)
+
+
+def _failure_of_cancelled(durable: Durable, call: Call) -> FailedBefore | None:
+    """The job is cancelled, and the main task begins this call. What fails in its place, if plain code had failed there before
+    the task was told: the handler may undo for that alone, and what it undid has the numbers that come now."""
+    replay, keys = durable.history.replay, durable.keys
+    waits = replay.unopened.waits
+    if not keys.in_main or trio.current_effective_deadline() > -math.inf or replay.fits(call):
+        return None
+    mark = waits.failed_in(keys.count + 1, replay.latest)
+    if mark is None or waits.failed_at == (place := _place_of(durable, mark)):
+        return None
+    waits.failed_at = place
+    return _failed_before(mark.name or "it", call)
 
 
 def _is_in_failed_body(durable: Durable) -> bool:
@@ -198,10 +215,7 @@ def _failure_before(durable: Durable, *, alone: bool) -> Line | None:
     if mark is not None and begun != END and replay.over:
         # All that has lines has come, and nothing was done after that but to undo it.
         return mark if not main or number <= cast("int", begun) else None
-    if not main:
-        return None
-    later = (mark for mark in waits.marks if mark.line > replay.latest and waits.numbers.get(mark.line) == number)
-    return next(later, None)
+    return waits.failed_in(number, replay.latest) if main else None
 
 
 def _place_of(durable: Durable, mark: Line) -> int:

@@ -150,7 +150,7 @@ class Replay:
         line = self._by_key.get(call.key)
         comes = line is not None and bool(self._lines) and line.line >= self._lines[0].line
         is_its = line is not None and (CALL_OF[line.kind], line.name) == (call.kind, call.name)
-        return (comes and is_its) or self.is_cancelled_at(call.key)
+        return (comes and is_its) or ((line is None or is_its) and self.is_cancelled_at(call.key))
 
     def goes_on_without(self) -> bool:
         """No call comes for the next line. Whether the replay may do without it: what cuts tasks short may have cut its task

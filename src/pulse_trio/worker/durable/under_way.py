@@ -80,6 +80,15 @@ class UnderWay:
     def __bool__(self) -> bool:
         return bool(self._left)
 
+    def has_failed_after(self, line: int) -> bool:
+        """Whether a call of this attempt has failed in the place of plain code that had failed after the line with this
+        number."""
+        return self.failed_at == END or self.failed_at > line
+
+    def failed_in(self, number: int, after: int) -> Line | None:
+        """The mark which says that plain code had failed, after a line, where the main task's call has this number now."""
+        return next((one for one in self.marks if one.line > after and self.numbers.get(one.line) == number), None)
+
     def found(self, replay: Replay, *, failures: int = 0) -> None:
         """The attempts before have left this history. `failures`: how many of them have failed, since a person's retry."""
         resumed = replay.resumed
