@@ -187,6 +187,30 @@ async def test_a_rate_of_a_key_is_its_own(store: WorkerStore, window: Window, qu
     assert answer.again_in == pytest.approx(1200, abs=30)
 
 
+@pytest.mark.parametrize("name", ["expires", "deadline"])
+@pytest.mark.parametrize("of", ["the queue", "the key of the queue", "the key's own"])
+async def test_what_never_starts_takes_no_token(
+    store: WorkerStore, window: Window, queue: str, of: str, name: str
+) -> None:
+    """A queue in which more arrived than its rate lets start came to a standstill: each token went to a job that had expired."""
+    rates = {"the queue": {"rate": Rate(5, 3600.0)}, "the key of the queue": {"key_rate": Rate(5, 3600.0)}}
+    await limit(store, queue, **rates.get(of, {}))
+    options = {"rate": "5/h"} if of == "the key's own" else {}
+    gone = [window.enqueue(queue, key="a", **options) for _ in range(5)]
+    over = json.dumps({name: time.time() - 60})
+    window.run("UPDATE job SET options = coalesce(options::jsonb, '{}') || %s::jsonb WHERE id = ANY (%s)", over, gone)
+    odd = window.enqueue(queue, key="a", **options)
+    window.run("UPDATE job SET options = coalesce(options::jsonb, '{}') || %s::jsonb WHERE id = %s", json.dumps({name: "soon"}), odd)
+    later = [window.enqueue(queue, key="a", **options) for _ in range(6)]
+    answer = await store.claim_limited(queue, 100)
+    assert ([c.id for c in answer.claims], answer.again_in) == (gone, 0)
+    # One with a moment that is none takes a token: it starts, as far as the database knows.
+    answer = await store.claim_limited(queue, 100)
+    assert [c.id for c in answer.claims] == [odd, *later[:4]]
+    answer = await store.claim_limited(queue, 100)
+    assert (answer.claims, answer.again_in) == ([], pytest.approx(720, abs=30))
+
+
 async def test_a_bucket_never_holds_more_than_its_burst(store: WorkerStore, window: Window, queue: str) -> None:
     await limit(store, queue, rate=Rate(3, 1.0))
     window.enqueue_many(10, queue)
