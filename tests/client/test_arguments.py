@@ -228,6 +228,21 @@ async def test_a_filter_that_does_not_exist_leaves_all_jobs_alone(method: str, w
         assert (await ref.status()) == "cancelled"
 
 
+@pytest.mark.parametrize("method", ["retry_many", "delete_many"])
+@pytest.mark.parametrize("limit", [-1, True, "2", 1.5])
+async def test_a_limit_that_is_no_number_of_jobs_leaves_all_jobs_alone(method: str, limit: Any, window: Window) -> None:
+    """-1 meant all but one: 9 of 10 dead jobs were deleted for good."""
+    async with open_client(window.dsn) as client:
+        refs = [await client.enqueue(send, 42) for _ in range(3)]
+        for ref in refs:
+            await client.cancel(ref.id)
+        with pytest.raises(InvalidArguments, match="A limit is a number of jobs, from 0 on"):
+            await getattr(client, method)(state="cancelled", limit=limit)
+        with pytest.raises(InvalidArguments, match="A limit is a number of jobs, from 0 on"):
+            getattr(SyncClient(window.dsn), method)(state="cancelled", limit=limit)
+        assert [await ref.status() for ref in refs] == ["cancelled"] * 3
+
+
 async def test_a_kind_that_is_known_has_its_handlers_options(window: Window) -> None:
     async with open_client(window.dsn, handlers=registry()) as client:
         ref = await client.enqueue("send", {"user_id": 42}, priority=9)

@@ -11,7 +11,7 @@ import enum
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any, Literal, NoReturn
 from uuid import UUID
@@ -94,6 +94,37 @@ def test_a_float_that_json_has_not_is_refused_and_its_place_named(name: str) -> 
         take.request(1, other=math.nan)
     with pytest.raises(InvalidArguments, match="hold a NaN or an infinity at"):
         SyncClient("host=nowhere").enqueue("elsewhere", {"value": value})
+
+
+AMSTERDAM = timezone(timedelta(minutes=19, seconds=32))
+"""Until 1937."""
+
+
+@dataclasses.dataclass
+class Person:
+    born: datetime
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (datetime(1930, 5, 1, 12, tzinfo=AMSTERDAM), "value"),
+        ({"a": [time(12, tzinfo=AMSTERDAM)]}, r"value\.a\[0\]"),
+        ([Person(datetime(1930, 5, 1, tzinfo=timezone(-timedelta(seconds=52))))], r"value\[0\]\.born"),
+        (datetime(1960, 1, 1, tzinfo=timezone(-timedelta(minutes=44, seconds=30))), "value"),
+    ],
+)
+def test_a_time_whose_offset_json_has_not_is_refused(value: Any, place: str) -> None:
+    """It arrived as another moment: the offset has minutes alone."""
+    with pytest.raises(InvalidArguments, match=rf"hold a time at {place} whose offset from UTC has seconds"):
+        take.request(value)
+    with pytest.raises(UnfitValue, match="whose offset from UTC has seconds"):
+        encode_result("k", value)
+
+
+def test_other_times_are_taken() -> None:
+    written = encode_result("k", [datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=45))), '-10:32"'])
+    assert written == '["2026-01-01T00:00:00+05:45","-10:32\\""]'
 
 
 def test_the_payload_of_an_event_is_one_thing_and_arguments_are_many() -> None:

@@ -28,6 +28,7 @@ from pulse_trio.client import waiting
 from pulse_trio.errors import DatabaseUnavailable, InvalidArguments
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
+from pulse_trio.testing.faults.proxy import open_proxy
 from support.stores import ENDS_WAITED_FOR, Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -305,6 +306,26 @@ async def test_a_look_that_the_database_refuses_is_made_again_within_the_limit(d
         refused = -(10**6)
         with pytest.raises(TimeoutError, match=r"within 0\.1 s\. The database could not be reached: gone"):
             await ref.wait(timeout=0.1)
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])  # of the proxy
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_a_wait_that_is_over_says_that_the_database_was_away(dsn: str, how: str) -> None:
+    """It had been read from before: the wait stood still for a notification, or for a connection, and said that the job had not
+    finished."""
+    async with open_proxy(dsn) as proxy, open_client(proxy.dsn) as client:
+        ref = await client.enqueue(add, 1)
+        with pytest.raises(TimeoutError, match=r"did not finish within 0\.2 s\. What it waits for"):
+            await ref.wait(timeout=0.2)
+        if how == "refused":
+            proxy.refuse()
+            proxy.cut()
+        else:
+            proxy.hold()
+        for seconds in (3, 1):
+            with pytest.raises(TimeoutError, match=r"The database (could not be reached|had not answered by then)"):
+                await ref.wait(timeout=seconds)
+        proxy.forward()
 
 
 async def test_a_batch_is_waited_for_through_lost_connections(dsn: str, window: Window) -> None:

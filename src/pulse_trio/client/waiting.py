@@ -92,6 +92,8 @@ class Waits:
         self._waits: dict[int, _Wait] = {}
         self._held: set[int] = set()
         self._deaf = False
+        self._away: Exception | None = None
+        """Why the database could not be reached, the last time that it could not."""
         self._changed = anyio.Event()
         self._hearing: anyio.CancelScope | None = None
         self._dozing: anyio.CancelScope | None = None
@@ -111,14 +113,14 @@ class Waits:
             found = await look()
             if found is not None:
                 return found
-        lost: DatabaseUnavailable | None = None
-        failures = 0
+        lost: Exception | None = None
+        failures, looks = 0, False
         ration = Ration(0.004)
         with anyio.move_on_after(limit), self._waiting(key) as wait:
             with anyio.move_on_after(_ARMING):
                 await wait.armed.wait()
             while True:
-                news = wait.news
+                news, looks = wait.news, True
                 try:
                     found = await look()
                 except DatabaseUnavailable as error:
@@ -128,16 +130,18 @@ class Waits:
                     continue
                 if found is not None:
                     return found
-                lost, failures = None, 0
+                lost, failures, looks, self._away = None, 0, False, None
                 await news.wait()
                 # Every role may notify. A forged notification costs a read that finds nothing, and each such read delays the
                 # next.
                 await anyio.sleep(ration.pause)
                 ration.looked(found=False)
-        said = f"{name} did not finish within {limit:g} s."
-        raise TimeoutError(
-            f"{said}{hint}" if lost is None else f"{said} The database could not be reached: {lost}"
-        ) from lost
+        lost = lost or self._away
+        if lost is not None:
+            hint = f" The database could not be reached: {lost}"
+        elif looks:
+            hint = " The database had not answered by then whether it has."
+        raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 
     @contextmanager
     def _waiting(self, key: int) -> Generator[_Wait]:
@@ -193,8 +197,9 @@ class Waits:
                         return
                 finally:
                     await connection.close()  # noqa: ASYNC102 -- never waits
-            except (psycopg.OperationalError, psycopg.InterfaceError, PulseTrioError):
-                # No error needed: polling goes on, and reports any problem with the database.
+            except (psycopg.OperationalError, psycopg.InterfaceError, PulseTrioError) as error:
+                # No error needed: polling goes on, and a wait whose time is over says what the last one was.
+                self._away = error if isinstance(error, (psycopg.OperationalError, DatabaseUnavailable)) else None
                 failures = 0 if self._held else failures + 1
                 self._deafen()
                 self._changed = anyio.Event()
@@ -221,7 +226,7 @@ class Waits:
         if pid != connection.info.backend_pid:
             return False
         await connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
-        self._deaf = False
+        self._deaf, self._away = False, None
         while True:
             self._changed = anyio.Event()
             await self._hold(connection)
@@ -276,8 +281,9 @@ class Waits:
         try:
             async with self._pool.connection() as connection:
                 ended = await operations.run(connection, self._schema, waiting.ended(due))
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
             # A wait survives an outage: it goes on when the database is back.
+            self._away = error
             return
         except PulseTrioError:
             # This task survives the error; the waiters read the state and get the same error.

@@ -1,6 +1,7 @@
-"""Refuses values that JSON would change. msgspec silently writes NaN as null, and two keys as one.
+"""Refuses values that JSON would change. msgspec silently writes NaN as null, two keys as one, and the offset of a time in minutes.
 
-The check of a good value costs a search for `null` in the encoded text, and a second encoding where objects are nested.
+The check of a good value costs two searches in the encoded text, for `null` and for such an offset, and a second encoding where
+objects are nested.
 """
 
 from __future__ import annotations
@@ -8,16 +9,23 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import sys
-from typing import Any, Never, NoReturn, cast
+from datetime import datetime, time
+from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
 import msgspec
 
 from ..errors import ConfigurationError, InvalidArguments
 from .models import is_model, to_builtins
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_OFFSET = re.compile(rb'[+-]\d\d:\d\d"')
+"""The end of a time that is not UTC's. The check of a payload without one costs 0.2 µs."""
 _JSON_CLASSES = (dict, list, tuple, set, frozenset)
 """Subclasses of these are encoded like them."""
 _ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
@@ -36,6 +44,11 @@ def refuse_losses(value: object, encoded: bytes, what: str) -> None:
     if encoded.find(b"null") >= 0 and (place := _place_of_no_number(value)) is not None:
         raise InvalidArguments(
             f"{what} {verb(what, 'hold')} a NaN or an infinity at {place}, which JSON does not have: it would become null."
+        )
+    if _OFFSET.search(encoded) is not None and (place := _place_of_odd_offset(value)) is not None:
+        raise InvalidArguments(
+            f"{what} {verb(what, 'hold')} a time at {place} whose offset from UTC has seconds, which JSON's times do not have: it "
+            "would become another moment. Convert it: moment.astimezone(UTC)."
         )
     if (encoded.rfind(b"{") > 0 or _has_other_keys(value)) and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
@@ -57,12 +70,30 @@ def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
 
 
 def _place_of_no_number(value: object) -> str | None:
-    """The position of a NaN or infinity, as `orders[3].price`; None if there is none."""
     # The only type it does not know is msgspec.Raw, which has no Python floats.
-    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_of_unknown))]
+    return _place_of(msgspec.to_builtins(value, enc_hook=_of_unknown), _is_no_number)
+
+
+def _is_no_number(one: object) -> bool:
+    return isinstance(one, float) and not math.isfinite(one)
+
+
+def _place_of_odd_offset(value: object) -> str | None:
+    return _place_of(msgspec.to_builtins(value, builtin_types=(datetime, time), enc_hook=_of_unknown), _has_odd_offset)
+
+
+def _has_odd_offset(one: object) -> bool:
+    # Amsterdam's was 19 min 32 s until 1937, Monrovia's 44 min 30 s until 1972.
+    offset = one.utcoffset() if isinstance(one, (datetime, time)) else None
+    return offset is not None and offset.total_seconds() % 60 != 0
+
+
+def _place_of(value: object, is_it: Callable[[object], bool]) -> str | None:
+    """The first position, as `orders[3].price`, of what is sought among JSON's own types; None if there is none."""
+    left: list[tuple[str, Any]] = [("", value)]
     while left:
         place, one = left.pop()
-        if isinstance(one, float) and not math.isfinite(one):
+        if is_it(one):
             return place or "the value itself"
         if isinstance(one, dict):
             items = cast("dict[Any, Any]", one).items()

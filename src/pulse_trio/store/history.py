@@ -170,7 +170,11 @@ def chosen_for_action(
     """The ids that a retry or deletion by filter acts on: the oldest first, at most `limit`.
 
     Raises `UsageError` for a filter without a state: the caller rarely means every job of a kind, completed ones included.
+    Raises `InvalidArguments` for a limit that is no number of jobs.
     """
+    if limit is not None and (type(limit) is not int or limit < 0):
+        # -1 would be all but one.
+        raise InvalidArguments(f"A limit is a number of jobs, from 0 on, or None for all of them; got {limit!r:.200}.")
     if chosen.get("state") is None:
         raise UsageError("Say which state of jobs is meant, as in state='dead'.")
     ids = yield from matching(chosen, timeout=timeout)
