@@ -81,6 +81,17 @@ def test_a_token_is_waited_for_to_the_moment(book: LimitedQueues) -> None:
     assert book.next_try == pytest.approx(12.6)
 
 
+def test_a_job_that_ends_while_a_claim_is_under_way_is_a_reason_for_another(book: LimitedQueues) -> None:
+    """A burst looks as its last job ends, while that is being written: the place of a full limit stayed empty for a second."""
+    book.turns("q")
+    book.told("q")
+    book.claimed("q", answer(blocked=True), 10.0, 10.1)
+    assert (book.ready(10.1), book.nothing_due) == (["q"], False)
+    book.turns("q")
+    book.claimed("q", answer(blocked=True), 10.1, 10.2)
+    assert book.ready(10.2) == []
+
+
 def test_what_brought_jobs_is_tried_again_at_once(book: LimitedQueues) -> None:
     book.claimed("q", answer(0.0, claims=2, turns="mine"), 10.0, 10.1)
     assert book.ready(10.1) == ["q"]

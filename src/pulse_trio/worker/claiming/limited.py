@@ -43,6 +43,8 @@ class _Queue:
     """Fruitless looks since a job last started, ended or arrived."""
     soon: bool = False
     """Whether another worker was at its claim at the last try: a try before `try_at`, within 20 ms, would be in vain too."""
+    told: bool = False
+    """Whether a job of it has ended or arrived since the claim was sent that is under way, or since the last one."""
     idle: bool = False
     """Whether it was tried since it was last found or told of, and none of its jobs was due, though one may be later."""
 
@@ -90,7 +92,7 @@ class LimitedQueues:
         """Records that a job of that queue ended or arrived: the queue is worth a claim now."""
         if (queue := self._queues.get(name)) is not None:
             queue.vain = 0
-            queue.idle = False
+            queue.idle, queue.told = False, True
             if not queue.soon:
                 queue.try_at = -math.inf
 
@@ -109,7 +111,8 @@ class LimitedQueues:
         return sorted(ready, key=lambda name: (name <= self._last_tried, name))
 
     def turns(self, name: str) -> str:
-        """The state of the turns in that queue, for its next claim."""
+        """The state of the turns in that queue, for the claim that is sent now."""
+        self._queues[name].told = False
         return self._queues[name].turns
 
     def claimed(self, name: str, answer: Limited, began: float, now: float) -> None:
@@ -125,6 +128,9 @@ class LimitedQueues:
         queue.idle = not answer.claims and not answer.blocked and pause >= _SOON
         queue.soon = answer.blocked and not answer.claims and 0 < pause <= _LONGEST_CLAIM
         queue.not_before = now + (_ELSEWHERE if answer.blocked else rest_after(now - began))
+        if queue.told and not answer.claims and not queue.soon:
+            # The answer may not know of it: a burst looks as its last job ends, while that is being written.
+            queue.try_at, queue.idle = -math.inf, False
         self._last_tried = name
 
     def refused(self, name: str, until: float) -> None:
