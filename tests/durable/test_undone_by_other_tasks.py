@@ -1,5 +1,5 @@
-"""A task of `job.nursery` undoes what it did because the main task has failed, and the worker is lost meanwhile: what it had undone
-rests on that failure, so the next attempt comes to it again, and does the rest."""
+"""A task of `job.nursery` undoes what it did because the main task has failed, and the worker is lost meanwhile: what it had
+undone rests on that failure, so the next attempt comes to it again, and does the rest."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_step_of_the_main_task_fails(trees: Trees, place: str, stands: s
                     await trio.sleep_forever()
         except BaseException:
             with job.cleanup():
-                await bank.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                await bank.undo(job)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     @trees.handlers.job(durable=True, max_attempts=3)
@@ -112,7 +112,7 @@ async def test_a_child_of_the_main_task_fails(trees: Trees, place: str) -> None:
             await trio.sleep_forever()
         except BaseException:
             with job.cleanup():
-                await bank.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+                await bank.undo(job)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     @trees.handlers.job(durable=True, max_attempts=3, suspend_after=60)
@@ -175,8 +175,8 @@ async def test_a_task_that_goes_on_with_its_work_does_not_bind_the_next_attempt(
 async def test_plain_code_fails_as_a_person_cancels(
     trees: Trees, place: str, beside: bool, asked: str, replay_stands_still: None
 ) -> None:
-    """`beside`: another task undoes its part, too. Its line had no cancellation before it, and the attempt after that ended with
-    a mismatch, as each `jobs retry` did."""
+    """`beside`: another task undoes its part, too. Its line had no cancellation before it, and the attempt after that ended
+    with a mismatch, as each `jobs retry` did."""
     bank = Bank(trees, place)
 
     def ask(job: Job) -> None:
@@ -196,7 +196,7 @@ async def test_plain_code_fails_as_a_person_cancels(
         except BaseException:
             if beside:
                 with job.cleanup():
-                    await job.step(bank.refund, job, "other", "never", key="refund other")  # noqa: ASYNC120 -- the shield
+                    await job.step(bank.refund, job, "other", "never", key="refund other")  # noqa: ASYNC102 -- the shield
             raise
 
     @trees.handlers.job(durable=True, max_attempts=6)
@@ -213,10 +213,10 @@ async def test_plain_code_fails_as_a_person_cancels(
             await trio.sleep_forever()
         except BaseException:
             with job.cleanup():
-                await job.step(bank.refund, job, "a", "in the first")  # noqa: ASYNC120 -- job.cleanup() is the shield
-                await bank.is_lost(job, "between")  # noqa: ASYNC120 -- as above
-                await job.step(bank.refund, job, "b", "in the second")  # noqa: ASYNC120 -- as above
-                await bank.is_lost(job, "behind")  # noqa: ASYNC120 -- as above
+                await job.step(bank.refund, job, "a", "in the first")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await bank.is_lost(job, "between")  # noqa: ASYNC102 -- as above
+                await job.step(bank.refund, job, "b", "in the second")  # noqa: ASYNC102 -- as above
+                await bank.is_lost(job, "behind")  # noqa: ASYNC102 -- as above
             raise
 
     job_id = trees.enqueue("order")

@@ -1,5 +1,5 @@
-"""What a durable handler raises while it unwinds for its suspension, or because its worker stops, says nothing about the job where
-it comes from that: the next attempt stands where this one did. (A `Discard` was obeyed: the job was dead, with its charge.)"""
+"""What a durable handler raises while it unwinds for its suspension, or because its worker stops, says nothing about the job
+where it comes from that: the next attempt stands where this one did. (A `Discard` was obeyed, and the job was dead.)"""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_it_says_nothing(trees: Trees, word: str, reason: str, undoes: boo
         except BaseException:
             if undoes:
                 with job.cleanup():
-                    await job.step(act, "refund")  # noqa: ASYNC120 -- job.cleanup() is the shield
+                    await job.step(act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     @trees.handlers.job(durable=True, max_attempts=2, suspend_after=0)

@@ -43,6 +43,8 @@ def every_byte_quoted(text: str) -> str:
 
 @given(MARKED)
 @example('QzX&"XzQ')
+@example("QzX@/XzQ")
+@example("QzX@XzQ")
 def test_no_part_of_a_password_is_shown_however_the_dsn_is_written(password: str) -> None:
     coded, over = quote(password, safe=""), every_byte_quoted(password)
     for dsn in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from pulse_trio.handlers import Handlers, QueueLimits, Rate
+from pulse_trio.states import options_of
 from pulse_trio.store import new_jobs
 from pulse_trio.store.links import WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
@@ -187,23 +189,29 @@ async def test_a_rate_of_a_key_is_its_own(store: WorkerStore, window: Window, qu
     assert answer.again_in == pytest.approx(1200, abs=30)
 
 
+@pytest.mark.parametrize("left", [-60.0, 0.045])
 @pytest.mark.parametrize("name", ["expires", "deadline"])
 @pytest.mark.parametrize("of", ["the queue", "the key of the queue", "the key's own"])
 async def test_what_never_starts_takes_no_token(
-    store: WorkerStore, window: Window, queue: str, of: str, name: str
+    store: WorkerStore, window: Window, queue: str, of: str, name: str, left: float
 ) -> None:
-    """A queue in which more arrived than its rate lets start came to a standstill: each token went to a job that had expired."""
+    """A queue in which more arrived than its rate lets start came to a standstill: each token went to a job that had expired,
+    or had by the time that its worker came to it. `left`: seconds until then."""
     rates = {"the queue": {"rate": Rate(5, 3600.0)}, "the key of the queue": {"key_rate": Rate(5, 3600.0)}}
     await limit(store, queue, **rates.get(of, {}))
     options = {"rate": "5/h"} if of == "the key's own" else {}
     gone = [window.enqueue(queue, key="a", **options) for _ in range(5)]
-    over = json.dumps({name: time.time() - 60})
-    window.run("UPDATE job SET options = coalesce(options::jsonb, '{}') || %s::jsonb WHERE id = ANY (%s)", over, gone)
     odd = window.enqueue(queue, key="a", **options)
-    window.run("UPDATE job SET options = coalesce(options::jsonb, '{}') || %s::jsonb WHERE id = %s", json.dumps({name: "soon"}), odd)
     later = [window.enqueue(queue, key="a", **options) for _ in range(6)]
+    said = "coalesce(options::jsonb, '{}') || jsonb_build_object(%s::text, %s::json)"
+    set_options = f"UPDATE job SET options = {said} WHERE id = ANY (%s)"
+    window.run(set_options, name, '"soon"', [odd])
+    window.run(set_options, name, str(time.time() + left), gone)
     answer = await store.claim_limited(queue, 100)
     assert ([c.id for c in answer.claims], answer.again_in) == (gone, 0)
+    for taken in answer.claims:
+        told = options_of(taken)
+        assert min(told.expires or math.inf, told.deadline or math.inf) < time.time()
     # One with a moment that is none takes a token: it starts, as far as the database knows.
     answer = await store.claim_limited(queue, 100)
     assert [c.id for c in answer.claims] == [odd, *later[:4]]

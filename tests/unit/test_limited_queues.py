@@ -139,6 +139,7 @@ def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twenti
     book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
     assert book.next_try == pytest.approx(10.21)
     book.told("q")
+    book.turns("q")
     book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
     assert book.next_try == pytest.approx(10.05)
 

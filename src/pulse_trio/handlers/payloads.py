@@ -1,4 +1,5 @@
-"""Refuses values that JSON would change. msgspec silently writes NaN as null, two keys as one, and the offset of a time in minutes.
+"""Refuses values that JSON would change. msgspec silently writes NaN as null, two keys as one, and the offset of a time
+in minutes.
 
 The check of a good value costs two searches in the encoded text, for `null` and for such an offset, and a second encoding where
 objects are nested.
@@ -47,8 +48,8 @@ def refuse_losses(value: object, encoded: bytes, what: str) -> None:
         )
     if _OFFSET.search(encoded) is not None and (place := _place_of_odd_offset(value)) is not None:
         raise InvalidArguments(
-            f"{what} {verb(what, 'hold')} a time at {place} whose offset from UTC has seconds, which JSON's times do not have: it "
-            "would become another moment. Convert it: moment.astimezone(UTC)."
+            f"{what} {verb(what, 'hold')} a time at {place} whose offset from UTC has seconds, which JSON's times do not "
+            "have: it would become another moment. Convert it: moment.astimezone(UTC)."
         )
     if (encoded.rfind(b"{") > 0 or _has_other_keys(value)) and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.

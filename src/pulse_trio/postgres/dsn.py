@@ -157,11 +157,13 @@ def _secrets_of(dsn: str) -> list[str]:
 
 
 def _misplaced(parameters: dict[str, Any]) -> list[str]:
-    """The part of a password that libpq takes for something else: in a URL an @ ends the password and begins the host name; a
-    part without a following @ is taken for a port."""
-    rest, at, _ = str(parameters.get("host") or "").rpartition("@")
+    """The part of a password that libpq takes for something else: in a URL an @ ends the password and begins the host name, and
+    with a / behind it that of the database; a part without a following @ is taken for a port."""
+    names = [str(parameters.get(name) or "") for name in ("host", "dbname")]
     port = str(parameters.get("port") or "")
-    return ([f"{rest}@"] if at and rest else []) + ([port] if port.strip("0123456789,") else [])
+    # Without a password there is nothing to hide: `dbname=a@b` is a name.
+    rests = [name.rpartition("@")[0] for name in names] if parameters.get("password") else []
+    return [f"{rest}@" for rest in rests if rest] + ([port] if port.strip("0123456789,") else [])
 
 
 def _forms(secret: str) -> tuple[str, ...]:

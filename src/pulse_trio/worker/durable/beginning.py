@@ -171,7 +171,9 @@ def only_unwinds(durable: Durable, error: BaseException) -> BaseException | None
     leaves = leaves_of(error)
     if all(issubclass(type(leaf), _UNWINDING) for leaf in leaves) or not all(map(_comes_of_it, leaves)):
         return None
-    return DurableCallRefused(f"the handler has unwound ({durable.running.cancel_reason}), and what it raised came of that")
+    return DurableCallRefused(
+        f"the handler has unwound ({durable.running.cancel_reason}), and what it raised came of that"
+    )
 
 
 def _comes_of_it(leaf: BaseException) -> bool:

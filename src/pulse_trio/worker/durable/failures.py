@@ -133,7 +133,7 @@ class Failures:
         self._taken: list[_Failure] = []
         """Those after which the task has gone on: each attempt gets them."""
         self._ended: list[_Failure] = []
-        """Those that the handler has ended with, and that the next attempt does without: tasks in the job's nursery still run."""
+        """Those that the handler has ended with, and the next attempt does without, while tasks in the job's nursery run."""
         self._undoing: list[_Failure] = []
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
         self.detour = Detour()

@@ -149,8 +149,8 @@ class History:
         return bool(held)
 
     def forget_held(self) -> None:
-        """The handler has ended with an exception: what is held is not remembered, but for the job's cancellation. (Call it when
-        the tasks in the job's nursery have ended: what they undo rests on what is held.)"""
+        """The handler has ended with an exception: what is held is not remembered, but for the job's cancellation. (Call it
+        when the tasks in the job's nursery have ended: what they undo rests on what is held.)"""
         self._held = [held for held in self._held if held[0] is Kind.CANCELLED]
 
     def add_held_moments(self, key: str) -> bool:
