@@ -11,7 +11,7 @@ from pulse_trio import states
 from pulse_trio.client import sync
 from pulse_trio.testing.kept import connected, keeping
 from pulse_trio.worker.durable import cut_blocks, quiet, resuming, seen
-from pulse_trio.worker.jobs.cleanup import CleanUp
+from pulse_trio.worker.jobs.running_job import RunningJob
 from support.grounds import Ground
 from support.stores import Window
 from support.trees import Trees
@@ -38,14 +38,15 @@ def no_replay_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
 def lost_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clean-ups of an attempt that has lost its lease are cut soon, as those of a killed worker are at once: a test that
     stands in one until its worker is lost does not wait for the five seconds that each has."""
-    cancelled = CleanUp.cancelled
+    lose = RunningJob.lose
 
-    def cut(clean_up: CleanUp) -> None:
-        if clean_up._job.cancel_reason == "fence-lost":
-            clean_up._end = trio.current_time() + 0.1
-        cancelled(clean_up)
+    def cut(job: RunningJob) -> None:
+        lose(job)
+        if job._cleanup is not None and job.transaction != "settling":
+            job._cleanup._end = trio.current_time() + 0.1
+            job._cleanup.cancelled()
 
-    monkeypatch.setattr(CleanUp, "cancelled", cut)
+    monkeypatch.setattr(RunningJob, "lose", cut)
 
 
 @pytest.fixture

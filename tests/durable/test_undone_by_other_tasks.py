@@ -42,8 +42,7 @@ class Bank:
     async def is_lost(self, job: Job, place: str) -> None:
         if self._place == place:
             self._place = ""
-            await self._trees.lose(job.id)
-            await trio.sleep_forever()
+            await self._trees.dies(job)
 
 
 def undone(place: str) -> list[str]:

@@ -21,7 +21,7 @@ from support.stage import Recorder
 from support.stores import open_store
 
 if TYPE_CHECKING:
-    from pulse_trio import WorkerReport
+    from pulse_trio import Job, WorkerReport
     from support.stores import Window
 
 
@@ -73,6 +73,16 @@ class Trees:
                 await other.rescue()
         if due:
             self.again()
+
+    async def dies(self, job: Job) -> None:
+        """The worker of this attempt is lost while the task cleans up. Never returns."""
+        await self.lose(job.id)
+        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+        if running._cleanup is not None:
+            # A worker that knows of it by its next beat alone, or by none, would let the clean-up go on for its five seconds.
+            running._cleanup._end = trio.current_time()
+            running._cleanup.cancelled()
+        await trio.sleep_forever()
 
     def again(self) -> None:
         """Makes every waiting job due now."""
