@@ -140,7 +140,7 @@ class Waits:
         if lost is not None:
             hint = f" The database could not be reached: {lost}"
         elif looks:
-            hint = " The database had not answered by then whether it has."
+            hint = " The database had not answered by then."
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 
     @contextmanager
