@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
 
 from pulse_trio import states
 from pulse_trio.client import sync
@@ -14,7 +13,7 @@ from pulse_trio.worker.durable import cut_blocks, quiet, resuming, seen
 from pulse_trio.worker.jobs.running_job import RunningJob
 from support.grounds import Ground
 from support.stores import Window
-from support.trees import Trees
+from support.trees import Trees, cut_clean_ups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,17 +35,15 @@ def no_replay_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def lost_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clean-ups of an attempt that has lost its lease are cut soon, as those of a killed worker are at once: a test that
-    stands in one until its worker is lost does not wait for the five seconds that each has."""
+    """When they know that they have lost a job."""
     lose = RunningJob.lose
 
-    def cut(job: RunningJob) -> None:
+    def lose_and_cut(job: RunningJob) -> None:
         lose(job)
-        if job._cleanup is not None and job.transaction != "settling":
-            job._cleanup._end = trio.current_time() + 0.1
-            job._cleanup.cancelled()
+        if job.transaction != "settling":  # the worker waits for the answer to its COMMIT
+            cut_clean_ups(job)
 
-    monkeypatch.setattr(RunningJob, "lose", cut)
+    monkeypatch.setattr(RunningJob, "lose", lose_and_cut)
 
 
 @pytest.fixture

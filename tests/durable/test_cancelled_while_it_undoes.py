@@ -3,7 +3,7 @@ compensated. No attempt could end otherwise, because the failure and the refund 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -11,6 +11,7 @@ import trio
 from pulse_trio import ChildFailed, Discard, Job, RetryAfter, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class Bank:
         if what in self.cancels:
             self.cancels.discard(what)
             await trio.to_thread.run_sync(self.client.cancel, job.id)
-            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running = running_of(job)
             running.ask(CancelRequest("user", None))
         if what in self.refuses:
             raise OSError(f"{what} is refused")
@@ -86,7 +87,7 @@ async def test_it_ends_as_cancelled_at_once_and_a_retry_begins_it_anew(
             if when == "the refund is done" and when in bank.cancels:
                 bank.cancels.clear()
                 bank.client.cancel(job.id)
-                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running = running_of(job)
                 running.ask(CancelRequest("user", None))
             if ENDS[end] is again:
                 raise
@@ -216,7 +217,7 @@ async def test_a_child_that_undoes_as_its_sibling_dies_holds_nobody_up(trees: Tr
     async def refund(job: Job, number: int) -> None:
         if number == 1:
             undoes.set()
-            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running = running_of(job)
             while running.reason is None:  # noqa: ASYNC110 -- a child's cancellation has no event
                 await trio.sleep(0.01)
         dead.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
+from support.trees import running_of
 from support.turns import closing, waits_for_its_turn
 
 if TYPE_CHECKING:
@@ -405,7 +406,7 @@ async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(
         async def cancels() -> None:
             await answer_waits.wait()
             SyncClient(trees.dsn).cancel(job.id)
-            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running = running_of(job)
             running.ask(CancelRequest("user", None))
             cancelled.set()
 

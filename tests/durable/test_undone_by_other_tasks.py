@@ -3,7 +3,7 @@ undone rests on that failure, so the next attempt comes to it again, and does th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -11,6 +11,7 @@ import trio
 from pulse_trio import Discard, Job, RetryAfter, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -33,10 +34,11 @@ class Bank:
         self.book.append(f"refund {what}")
         await self.is_lost(job, place)
 
-    async def undo(self, job: Job) -> None:
-        await job.step(self.refund, job, "a", "in the first", key="refund a")
+    async def undo(self, job: Job, *, keyed: bool = True) -> None:
+        """`keyed`: as another task than the main one must."""
+        await job.step(self.refund, job, "a", "in the first", key="refund a" if keyed else None)
         await self.is_lost(job, "between")
-        await job.step(self.refund, job, "b", "in the second", key="refund b")
+        await job.step(self.refund, job, "b", "in the second", key="refund b" if keyed else None)
         await self.is_lost(job, "behind")
 
     async def is_lost(self, job: Job, place: str) -> None:
@@ -179,7 +181,7 @@ async def test_plain_code_fails_as_a_person_cancels(
     bank = Bank(trees, place)
 
     def ask(job: Job) -> None:
-        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+        running = running_of(job)
         running.ask(CancelRequest("user", None))
 
     async def charge(job: Job) -> None:
@@ -195,7 +197,7 @@ async def test_plain_code_fails_as_a_person_cancels(
         except BaseException:
             if beside:
                 with job.cleanup():
-                    await job.step(bank.refund, job, "other", "never", key="refund other")  # noqa: ASYNC102 -- the shield
+                    await job.step(bank.refund, job, "other", "never", key="refund other")  # noqa: ASYNC102 -- job.cleanup() is it
             raise
 
     @trees.handlers.job(durable=True, max_attempts=6)
@@ -212,10 +214,7 @@ async def test_plain_code_fails_as_a_person_cancels(
             await trio.sleep_forever()
         except BaseException:
             with job.cleanup():
-                await job.step(bank.refund, job, "a", "in the first")  # noqa: ASYNC102 -- job.cleanup() is the shield
-                await bank.is_lost(job, "between")  # noqa: ASYNC102 -- as above
-                await job.step(bank.refund, job, "b", "in the second")  # noqa: ASYNC102 -- as above
-                await bank.is_lost(job, "behind")  # noqa: ASYNC102 -- as above
+                await bank.undo(job, keyed=False)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     job_id = trees.enqueue("order")

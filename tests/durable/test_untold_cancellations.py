@@ -14,6 +14,7 @@ from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.store import family
 from pulse_trio.worker.durable import once_more, resuming
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -80,7 +81,7 @@ async def test_a_job_whose_plain_code_fails_runs_until_it_does_not_and_cleans_up
         try:
             if when == "while it replays" and job.attempt == 2:
                 bank.client.cancel(job.id)
-                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running = running_of(job)
                 running.ask(CancelRequest("user", None))
             await job.step(bank.act, "pack")
             if job.attempt == 1:
@@ -118,7 +119,7 @@ async def test_a_job_that_is_cancelled_as_its_handler_fails_runs_once_more_and_c
 
     async def fails(job: Job) -> None:
         bank.client.cancel(job.id)
-        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+        running = running_of(job)
         running.ask(CancelRequest("user", None))
         raise error
 
@@ -282,7 +283,7 @@ async def test_a_job_that_remembers_nothing_begins_anew(trees: Trees) -> None:
     async def order(job: Job) -> str:
         if job.attempt == 1:
             bank.client.cancel(job.id)
-            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running = running_of(job)
             running.ask(CancelRequest("user", None))
             raise ValueError("before its first call")
         return await job.step(bank.act, "charge")
@@ -381,7 +382,7 @@ async def test_an_order_that_is_cancelled_while_it_undoes_its_own_failure_owes_n
         if number == 1:
             if job.cancel_reason is None:
                 bank.client.cancel(job.id)
-            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running = running_of(job)
             running.ask(CancelRequest("user", None))
         if number == refunds and down[0]:
             down[0] = False

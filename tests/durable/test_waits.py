@@ -17,6 +17,7 @@ from pulse_trio.store.waits import Waits
 from pulse_trio.worker.durable.suspension import Suspension
 from support.stage import parts
 from support.stores import Window
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -730,7 +731,7 @@ async def test_a_handler_that_has_just_cancelled_a_task_is_not_suspended_for_wha
             nursery.start_soon(watch)
             await watching.wait()
             await job.wait_for_event("paid")
-            runtime: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            runtime = running_of(job)
             (task,) = nursery.child_tasks
             look = runtime.durability.suspension._suspend_if_all_wait
             trio.lowlevel.add_instrument(_LooksBeforeItsTurn(task, look))

@@ -3,12 +3,13 @@ where it comes from that: the next attempt stands where this one did. (A `Discar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ async def test_it_says_nothing(trees: Trees, word: str, reason: str, undoes: boo
         try:
             await job.step(act, "charge")
             if reason == "shutdown" and job.attempt == 1:
-                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running = running_of(job)
                 running.cancel("shutdown")
             await job.wait_for_event("go")
         except BaseException:

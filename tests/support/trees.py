@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from support.stores import Window
 
 
+def running_of(job: Job) -> Any:
+    """The worker's side of a job, so that what strikes it does so at that very moment."""
+    return job._runtime  # pyright: ignore[reportPrivateUsage] -- a job's own methods wait for a beat or a notification
+
+
+def cut_clean_ups(running: Any) -> None:
+    """The clean-ups of an attempt that is lost end soon, as those of a killed worker do at once. Its worker would let them go
+    on for five seconds, and each test would wait for that."""
+    if running._cleanup is not None:
+        running._cleanup._end = trio.current_time() + 0.1
+        running._cleanup.cancelled()
+
+
 class Trees:
     """`handlers` to declare, and the database that `window` looks at."""
 
@@ -77,11 +90,7 @@ class Trees:
     async def dies(self, job: Job) -> None:
         """The worker of this attempt is lost while the task cleans up. Never returns."""
         await self.lose(job.id)
-        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
-        if running._cleanup is not None:
-            # A worker that knows of it by its next beat alone, or by none, would let the clean-up go on for its five seconds.
-            running._cleanup._end = trio.current_time()
-            running._cleanup.cancelled()
+        cut_clean_ups(running_of(job))
         await trio.sleep_forever()
 
     def again(self) -> None:

@@ -114,13 +114,13 @@ class Waits:
             if found is not None:
                 return found
         lost: Exception | None = None
-        failures, looks = 0, False
+        failures, looking = 0, False
         ration = Ration(0.004)
         with anyio.move_on_after(limit), self._waiting(key) as wait:
             with anyio.move_on_after(_ARMING):
                 await wait.armed.wait()
             while True:
-                news, looks = wait.news, True
+                news, looking = wait.news, True
                 try:
                     found = await look()
                 except DatabaseUnavailable as error:
@@ -130,7 +130,7 @@ class Waits:
                     continue
                 if found is not None:
                     return found
-                lost, failures, looks, self._away = None, 0, False, None
+                lost, failures, looking, self._away = None, 0, False, None
                 await news.wait()
                 # Every role may notify. A forged notification costs a read that finds nothing, and each such read delays the
                 # next.
@@ -139,7 +139,7 @@ class Waits:
         lost = lost or self._away
         if lost is not None:
             hint = f" The database could not be reached: {lost}"
-        elif looks:
+        elif looking:
             hint = " The database had not answered by then."
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 

@@ -12,12 +12,14 @@ from ...codec import coded_line, plain_line
 from ...describing import leaves_of, message_of, type_name
 from ...handlers import UnfitArguments
 from ...jobs import Job
+from ...states import WISHES
 from ...trio_internals import keep_order
-from ..jobs.job_states import CleansUpNext
+from ..jobs.job_states import CleansUpNext, DurableCallRefused
 from .afresh import is_asked_by, remember
-from .beginning import REFUSED, only_unwinds
+from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
+from .failures import reasons_of
 from .half_undone import check_answer, check_undone
 from .interrupted import ends_with, explained, leave_undone
 from .left_behind import await_left_behind
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .receiving import Receiver
     from .tree_store import TreeStore
 
+_UNWINDING = (trio.Cancelled, DurableCallRefused)
 _LINES_BESIDE = 5.0
 """Seconds that a handler which begins afresh waits for the lines of other tasks: less than a replay may stand still."""
 
@@ -211,6 +214,26 @@ def _came_too_early(durable: Durable) -> bool:
     )
 
 
+def _says_nothing(durable: Durable, error: BaseException) -> bool:
+    """Whether the handler unwinds for one of the reasons `REFUSED`, and raises an exception of its own that comes of that
+    (`raise Discard(...) from error`, say): the next attempt stands where this one did."""
+    leaves = leaves_of(error)
+    return (
+        durable.running.cancel_reason in REFUSED
+        and durable.fatal is None
+        and not all(issubclass(type(leaf), _UNWINDING) for leaf in leaves)
+        and all(map(_comes_of_unwinding, leaves))
+    )
+
+
+def _comes_of_unwinding(leaf: BaseException) -> bool:
+    # What the handler raises as its word on the job needs no cause.
+    reasons = reasons_of(leaf, contexts=issubclass(type(leaf), WISHES))
+    return issubclass(type(leaf), (Exception, *_UNWINDING)) and any(
+        issubclass(type(one), _UNWINDING) for one in reasons
+    )
+
+
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
@@ -226,6 +249,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
         await durable.quiet.leave_said()  # noqa: ASYNC102, ASYNC120 -- shielded inside, with a deadline
         reason = durable.running.cancel_reason
+        # A task in `job.nursery` that undoes something now does so because of what is held: its call writes that first.
         if reason is not None or not durable.quiet.others_run():
             durable.history.forget_held()
         if durable.fatal is not None or reason in (None, "timeout"):
@@ -250,8 +274,9 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
                 raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
         if given_up is not None:
             raise given_up from error  # noqa: ASYNC104 -- what the handler raised was no `Cancelled`
-        if (unwound := only_unwinds(durable, error)) is not None:
-            raise unwound from error  # noqa: ASYNC104 -- as above
+        if _says_nothing(durable, error):
+            ended = f"the handler has unwound ({durable.running.cancel_reason}), and raised what came of that"
+            raise DurableCallRefused(ended) from error  # noqa: ASYNC104 -- it ends the attempt as the `Cancelled` would
         raise
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()

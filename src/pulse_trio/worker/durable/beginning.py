@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...describing import leaves_of
 from ...errors import UsageError
-from ...states import WISHES
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .changed import check_blocks, check_end, check_interrupted
 from .detours import HALF_WAY
-from .failures import reasons_of
 from .half_undone import check_undone
 from .interrupted import note_plain_failure
 from .keys import entry_key
@@ -31,7 +28,6 @@ REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 VERSION = "0:version"
 """The key of the moment that is the version."""
 _TRANSACTION = "job.transaction()"
-_UNWINDING = (trio.Cancelled, DurableCallRefused)
 
 
 async def begin(
@@ -160,26 +156,6 @@ def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
     return DurableCallRefused(
         f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
     )
-
-
-def only_unwinds(durable: Durable, error: BaseException) -> BaseException | None:
-    """The handler ends with this. If it unwinds for one of the reasons `REFUSED`, and raises only what comes of that (`raise
-    Discard(...) from error`, say), this says nothing about the job: the next attempt stands where this one did. Returns what
-    the attempt ends with instead."""
-    if durable.running.cancel_reason not in REFUSED or durable.fatal is not None:
-        return None
-    leaves = leaves_of(error)
-    if all(issubclass(type(leaf), _UNWINDING) for leaf in leaves) or not all(map(_comes_of_it, leaves)):
-        return None
-    return DurableCallRefused(
-        f"the handler has unwound ({durable.running.cancel_reason}), and what it raised came of that"
-    )
-
-
-def _comes_of_it(leaf: BaseException) -> bool:
-    # What the handler raises as its word on the job needs no cause.
-    reasons = reasons_of(leaf, contexts=issubclass(type(leaf), WISHES))
-    return isinstance(leaf, (Exception, *_UNWINDING)) and any(issubclass(type(one), _UNWINDING) for one in reasons)
 
 
 def _is_beyond(durable: Durable) -> bool:

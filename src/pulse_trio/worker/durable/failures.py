@@ -75,6 +75,11 @@ class _Failure:
         self.fate: Mark | None = None
         """What its line is marked with when that comes after the handler has ended with it."""
 
+    @property
+    def lines(self) -> list[int]:
+        """The numbers of those that it has."""
+        return [line for line in (self.cut, self.line) if line is not None]
+
 
 class CleanUps:
     """The `job.cleanup()` of one attempt: their `scopes`, and what has left them."""
@@ -246,9 +251,8 @@ class Failures:
         ended, self._ended = self._ended, []
         for failure in ended:
             failure.fate = "needed"
-            for line in (failure.cut, failure.line):
-                if line is not None:
-                    self._mark(line, "needed")
+            for line in failure.lines:
+                self._mark(line, "needed")
         return bool(ended)
 
     def recall(self) -> bool:
@@ -282,7 +286,7 @@ class Failures:
             for reason in [*self.clean_ups.unanswered, *([] if error is None else [error])]:
                 failed += self._of(reason, self._undoing)
         # The next attempt's body is not cut short for a failure that it has not had.
-        lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
+        lines = [line for failure in failed for line in failure.lines]
         if error is not None and not steps_alone:
             self._ended = failed
             for failure in failed:
