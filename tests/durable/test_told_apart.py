@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,3 +110,91 @@ async def test_a_call_with_other_arguments_is_the_same_where_plain_code_fails_ag
         trees.again()
     assert trees.job(job_id)["error"].startswith("OSError: no connection after 3 s")
     assert calls == ["begun", "no connection after 1 s"]
+
+
+class Trip:
+    """Books by one function and gives back by another; plain code fails once, and the worker is lost once, at a `place`."""
+
+    def __init__(self, trees: Trees, place: str, *, keyed: bool) -> None:
+        self.book: list[str] = []
+        self._trees, self._place, self._keyed = trees, place, keyed
+
+    async def books(self, what: str) -> None:
+        self.book.append(what)
+
+    async def gives_back(self, what: str, why: str, job: Job) -> None:
+        self.book.append(f"no {what}")
+        await self.is_lost(job, f"in {what}")
+
+    def step(self, job: Job, what: str) -> Awaitable[None]:
+        return job.step(self.books, what, **self._key(what))
+
+    async def undo(self, job: Job, what: str, error: object) -> None:
+        """What is called differs in each attempt by the text of the exception."""
+        with job.cleanup():
+            await job.step(self.gives_back, what, str(error), job, **self._key(f"no {what}"))
+            await self.is_lost(job, f"behind {what}")
+
+    def _key(self, key: str) -> dict[str, str]:
+        return {"key": key} if self._keyed else {}
+
+    async def is_lost(self, job: Job, place: str) -> None:
+        if self._place == place:
+            self._place = ""
+            await self._trees.lose(job.id)
+            await trio.sleep_forever()
+
+
+async def nested(job: Job, trip: Trip) -> None:
+    await trip.step(job, "flight")
+    try:
+        await trip.step(job, "hotel")
+        try:
+            if job.attempt == 1:
+                raise OSError("a moment")
+            try:
+                await trip.step(job, "car")
+            except BaseException as error:
+                await trip.undo(job, "car", error)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        except BaseException as error:
+            await trip.undo(job, "hotel", error)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+    except Exception as error:
+        await trip.undo(job, "flight", error)  # noqa: ASYNC120 -- job.cleanup() is the shield
+        raise Discard("undone") from error
+
+
+async def stacked(job: Job, trip: Trip) -> None:
+    try:
+        async with AsyncExitStack() as stack:
+            for what in ("flight", "hotel", "car"):
+                stack.push_async_callback(trip.undo, job, what, None)
+                await trip.step(job, what)
+                if what == "hotel" and job.attempt == 1:
+                    raise OSError("a moment")
+    except Exception as error:
+        raise Discard("undone") from error
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("shape", [nested, stacked])
+@pytest.mark.parametrize("place", ["in hotel", "behind hotel", "in flight", "behind flight"])
+async def test_a_deeper_level_undoes_nothing_by_the_function_of_the_one_that_had_begun(
+    trees: Trees, place: str, shape: Callable[[Job, Trip], Awaitable[None]], *, keyed: bool
+) -> None:
+    """The call for the car, in whose place `FailedBefore` comes, had the number of the hotel's: it got its line, and the hotel
+    was given back twice; or none had a line, and a car was given back that nobody had booked. With keys the job was dead with a
+    mismatch."""
+    trip = Trip(trees, place, keyed=keyed)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await shape(job, trip)
+
+    job = trees.enqueue("order")
+    await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = await trees.ended(job)
+    assert (found["state"], str(found["error"]).partition("\n")[0]) == ("dead", "Discard: undone")
+    twice = [f"no {place.removeprefix('in ')}"] if place.startswith("in ") else []
+    assert sorted(trip.book) == sorted(["flight", "hotel", "no hotel", "no flight", *twice])

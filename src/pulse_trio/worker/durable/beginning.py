@@ -16,7 +16,7 @@ from .half_undone import check_undone
 from .interrupted import note_plain_failure
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
-from .told_apart import note_what_it_undoes, told_apart
+from .told_apart import check_level, note_what_it_undoes, told_apart
 
 if TYPE_CHECKING:
     from .calls import CallKind
@@ -49,6 +49,8 @@ async def begin(
     unopened, counted = durable.history.replay.unopened, given if key is None else None
     if counted is not None and unopened.within:
         name = told_apart(durable, name, counted)
+    if given is not None and unopened.within:
+        check_level(durable, name, key, given)
     if unopened.waits.marks:
         await _check_undone(durable, Call(kind, key or f"{durable.keys.count + 1}:{kind}", name))
     call = Call(kind, "", name)
@@ -69,8 +71,8 @@ async def begin(
         if unopened.has_more:
             with durable.awaiting(stands):
                 await check_interrupted(durable, call)
-        if counted is not None:
-            note_what_it_undoes(durable, call, counted)
+        if given is not None:
+            note_what_it_undoes(durable, call, key, given)
         decided = durable.history.holds_what_came_before
         if note_plain_failure(durable, call):
             # Together with that: a block whose body has failed would be open again if the worker were lost between the two.

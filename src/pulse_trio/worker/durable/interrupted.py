@@ -61,20 +61,27 @@ def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowle
     if (failure := _failed_of(error)) is None:
         return durable.fail(Interrupted(error, mismatch))
     # `FailedBefore` comes in each attempt.
-    return _undoes_more(durable, failure, calls) or durable.fail(mismatch)
+    call = calls.get(trio.lowlevel.current_task())
+    if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step":
+        return durable.fail(mismatch)
+    return _undoes_more(durable, call, failure, call.key) or durable.fail(mismatch)
 
 
-def _undoes_more(durable: Durable, failure: str, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
+def undoes_another_level(durable: Durable, call: Call) -> FailedBefore | None:
+    """The same for a step of the main task that has no number yet, and is known to be of another level than what had begun."""
+    error = plain_failure(durable, {trio.lowlevel.current_task(): call})
+    failure = None if error is None else _failed_of(error)
+    return None if failure is None else _undoes_more(durable, call, failure, None)
+
+
+def _undoes_more(durable: Durable, call: Call, failure: str, key: str | None) -> FailedBefore | None:
     """The first durable call after the plain code that had failed raises `FailedBefore`, and may stand one `try` deeper than
     that code. The attempt before did not begin the compensation of that level, because it had done nothing there. So a step of
     this compensation raises the same, without a number, and the level above does what has lines. Returns None in all other
     cases."""
-    task, waits = trio.lowlevel.current_task(), durable.history.replay.unopened.waits
-    call = calls.get(task)
-    if call is None or not durable.keys.in_main or call.key != f"{durable.keys.count}:step" or not waits.failed_at:
+    if not durable.history.replay.unopened.waits.failed_at or durable.quiet.others_run():
         return None
-    cleans_up = durable.failures.clean_ups.around
-    if durable.quiet.others_run() or not cleans_up or not durable.keys.take_back(call.key):
+    if not durable.failures.clean_ups.around or not durable.keys.take_back(key):
         return None
     return FailedBefore(
         f"an attempt before failed ({failure}), and did not come to {call} to undo that: so this fails of it, too",

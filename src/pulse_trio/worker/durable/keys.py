@@ -138,14 +138,15 @@ class Keys:
             self.replay.unopened.skips(self._count, number)
         self._count = max(self._count, number)
 
-    def take_back(self, key: str) -> bool:
-        """Frees the number and the key of the main task's last call: the next call has them. Returns False, and frees nothing,
-        after many times: a handler that makes the same call in a loop would never end."""
+    def take_back(self, key: str | None) -> bool:
+        """Frees the number and the key of the main task's last call: the next call has them. `key` is None if it has none yet.
+        Returns False, and frees nothing, after many times: a handler that makes the same call in a loop would never end."""
         self._taken_back += 1
         if self._taken_back > _LEVELS:
             return False
-        self._count -= 1
-        self._used.discard(key)
+        if key is not None:
+            self._count -= 1
+            self._used.discard(key)
         return True
 
     def next(self, kind: CallKind, key: str | None, what: str, number: int | None = None) -> str:
