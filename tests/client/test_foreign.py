@@ -337,6 +337,67 @@ async def test_what_is_set_on_an_awaited_connection_bends_nothing(way: str, dsn:
     assert what_is_there(window) == ([one.id, *[ref.id for ref in many[1:]]], ["ada"])
 
 
+# AUTOCOMMIT
+
+
+def bad_last() -> Generator[JobRequest]:
+    yield from (greet.request(str(n)) for n in range(20))
+    raise RolledBackError
+
+
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_many_jobs_are_one_transaction_of_a_blocking_connection_that_commits_alone(
+    dsn: str, window: Window, *, session: bool, begun: bool
+) -> None:
+    """SQLAlchemy's own error of a SAVEPOINT outside of a transaction was all that came."""
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"), isolation_level="AUTOCOMMIT")
+    with sqlalchemy.orm.Session(engine) if session else engine.connect() as connection:
+        client = SyncClient(connection)
+        if begun:
+            connection.execute(sqlalchemy.text("BEGIN"))
+        with pytest.raises(RolledBackError):
+            client.enqueue_many(bad_last())
+        refs = client.enqueue_many(greet.request(str(n)) for n in range(20))
+        client.schedule("daily", greet, {"name": "ada"}, cron="0 3 * * *")
+        assert client.run_schedule("daily").added
+        seen = window.value("SELECT count(*) FROM job")
+        if begun:
+            connection.execute(sqlalchemy.text("COMMIT"))
+    engine.dispose()
+    assert len(refs) == 20
+    assert (seen, window.value("SELECT count(*) FROM job")) == (0 if begun else 21, 21)
+
+
+@pytest.mark.anyio
+@on_asyncio
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_many_jobs_are_one_transaction_of_an_awaited_connection_that_commits_alone(
+    dsn: str, window: Window, driver: str, *, session: bool, begun: bool
+) -> None:
+    engine = sqlalchemy.ext.asyncio.create_async_engine(url(dsn, driver), isolation_level="AUTOCOMMIT")
+    opened: Any = sqlalchemy.ext.asyncio.AsyncSession(engine) if session else engine.connect()
+    async with open_client(dsn) as opener, opened as connection:
+        client = opener.using(connection)
+        if begun:
+            await connection.execute(sqlalchemy.text("BEGIN"))
+        with pytest.raises(RolledBackError):
+            await client.enqueue_many(bad_last())
+        refs = await client.enqueue_many(greet.request(str(n)) for n in range(20))
+        async with client.batch() as batch:
+            await batch.enqueue(greet, "ada")
+        await client.schedule("daily", greet, {"name": "ada"}, cron="0 3 * * *")
+        assert (await client.run_schedule("daily")).added
+        seen = window.value("SELECT count(*) FROM job")
+        if begun:
+            await connection.execute(sqlalchemy.text("COMMIT"))
+    await engine.dispose()
+    assert len(refs) == 20
+    assert (seen, window.value("SELECT count(*) FROM job")) == (0 if begun else 22, 22)
+
+
 # What cannot be used
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ import trio
 from pulse_trio import Discard, Job, RetryAfter, SyncClient
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from support.trees import Trees
 
 

@@ -10,12 +10,15 @@ parameter's exact type; the statements cast).
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+
+from psycopg.pq import TransactionStatus
 
 from pulse_trio.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Generator, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 _ACCEPTED = (
@@ -121,8 +124,20 @@ class _SqlalchemyAsync:
         connection = await self._connection()
         return (await connection.exec_driver_sql(statement, parameters)).fetchall()
 
-    def transaction(self) -> AbstractAsyncContextManager[object]:
-        return self._given.begin_nested()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[None]:
+        connection = await self._connection()
+        if not _commits_alone(connection.sync_connection):
+            async with self._given.begin_nested():
+                yield
+            return
+        await connection.exec_driver_sql("BEGIN")
+        try:
+            yield
+        except BaseException:
+            await connection.exec_driver_sql("ROLLBACK")  # noqa: ASYNC102 -- asyncio tells a task once
+            raise
+        await connection.exec_driver_sql("COMMIT")
 
 
 class _Sqlalchemy:
@@ -139,8 +154,20 @@ class _Sqlalchemy:
     def rows(self, statement: str, parameters: Any) -> Sequence[Sequence[Any]]:
         return self._connection().exec_driver_sql(statement, parameters).fetchall()
 
-    def transaction(self) -> AbstractContextManager[object]:
-        return self._given.begin_nested()
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        connection = self._connection()
+        if not _commits_alone(connection):
+            with self._given.begin_nested():
+                yield
+            return
+        connection.exec_driver_sql("BEGIN")
+        try:
+            yield
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
 
 
 class _Django:
@@ -156,6 +183,17 @@ class _Django:
         from importlib import import_module
 
         return import_module("django.db.transaction").atomic(using=self._connection.alias)
+
+
+def _commits_alone(connection: Any) -> bool:
+    """Whether each statement of SQLAlchemy's connection commits by itself: its isolation level is AUTOCOMMIT, and the caller
+    has sent no BEGIN. A savepoint is refused there, and `connection.begin()` begins nothing."""
+    pooled = connection.connection
+    if not getattr(pooled.dbapi_connection, "autocommit", False):
+        return False
+    driver = pooled.driver_connection
+    begun = getattr(driver, "is_in_transaction", None)
+    return not begun() if begun is not None else driver.info.transaction_status == TransactionStatus.IDLE
 
 
 def _is_numbered(dialect: Any) -> bool:
