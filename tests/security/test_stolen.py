@@ -179,6 +179,11 @@ def test_a_worker_lengthens_a_queues_retention_and_an_operator_shortens_it(login
         with logins.window("operator") as operator:
             operator.do(history.set_retention("logs", timedelta(hours=1)))
         assert kept() == "01:00:00"
+        # One that has none of its own is refused, too, and has none afterwards: the workers' settings may keep it for longer.
+        with pytest.raises(UsageError, match=r"'mails' are kept for 7 d.*a worker's role may only lengthen that"):
+            worker.do(history.set_retention("mails", timedelta(days=3)))
+        assert owner.value("SELECT count(*) FROM queue WHERE name = 'mails' AND retention IS NOT NULL") == 0
+        assert owner.value("SELECT count(*) FROM audit WHERE target::text LIKE '%mails%'") == 0
         # What code declares of a queue's limits leaves it.
         worker.do(queues.limit(queue_limits("logs", limit=3, retention=timedelta(minutes=1))))
         assert kept() == "01:00:00"

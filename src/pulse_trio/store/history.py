@@ -147,7 +147,8 @@ def set_retention(queue: str, retention: timedelta | None) -> Operation[None]:
     if retention is not None and not timedelta(0) < retention <= _AGES:
         raise InvalidArguments(f"A retention is above 0 and at most a hundred years, got {retention}.")
     rows = yield Query("set_retention", {"queue": queue, "retention": retention})
-    if rows and rows[0][0] != retention:
+    # The trigger has set another where a colleague changed it meanwhile.
+    if not rows[0][1] or rows[0][0] != retention:
         kept = duration(rows[0][0].total_seconds())
         raise UsageError(
             f"The finished jobs of queue {queue!r} are kept for {kept}: a worker's role may only lengthen "
