@@ -35,6 +35,7 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
         "oldest_running_age": None,
         "dead": 0,
         "at_least": False,
+        "dead_at_least": False,
     }
     assert (
         mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0, "suspended": 0} | none

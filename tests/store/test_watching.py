@@ -166,3 +166,25 @@ def test_the_jobs_of_a_large_batch_are_not_counted_one_by_one(window: Window, mo
 
     assert (large.total, large.waiting) == (30, None)
     assert (small.total, small.waiting) == (5, 5)
+
+
+def test_where_more_died_than_are_counted_no_queue_says_that_fewer_did(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue's deaths hid those of the others: `dead` was 0 there, and nothing said that the count had ended."""
+    for first, jobs, queue in ((1, 3, "quiet"), (4, 20, "noisy")):
+        window.run(
+            "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures,"
+            " max_attempts, priority, state, queue, kind, args)"
+            " SELECT i, now(), now(), now(), now(), 7, 1, 1, 1, 0, 5, %s, 'noop', '{}' FROM generate_series(%s::int, %s::int) i",
+            queue,
+            first,
+            first + jobs - 1,
+        )
+    for most, told in ((10, {"noisy": (10, True)}), (100, {"noisy": (20, False), "quiet": (3, False)})):
+        monkeypatch.setattr(watching, "DEAD", most)
+        monkeypatch.setattr(watching, "ALL_DEAD", most)
+        for found in (window.do(watching.depths()), window.do(watching.listed())):
+            assert {q.name: (q.dead, q.record.dead_at_least) for q in found.queues} == told
+            assert found.dead_capped == (most == 10)
+            assert not any(q.record.at_least for q in found.queues)

@@ -81,7 +81,7 @@ def list_queues(
         print_table(("kind", "paused"), [(p.kind, ago(p.paused_at, utc_now())) for p in paused])
     else:
         columns, rows = COLUMNS, [_row(q) for q in found]
-        capped = any(q.capped for q in found)
+        capped = any(q.capped or q.more_dead for q in found)
         if any(q.suspended for q in found):
             at = COLUMNS.index("running")
             columns = (*COLUMNS[:at], "suspended", *COLUMNS[at:])
@@ -129,7 +129,7 @@ def _row(q: Depth) -> tuple[object, ...]:
         _count(q.scheduled, q.more_later),
         _count(q.running, q.more_due and not q.available),
         _age(q.longest),
-        q.dead,
+        _count(q.dead, q.more_dead),
         q.limit,
         q.rate,
         per_key,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..store import health as looking
+from ..store import watching
 from ..text import count_of, duration
 from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
 from .tables import holders, storage_of
@@ -209,7 +210,7 @@ def _queues(found: Health) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "dead jobs",
-                f"{count_of(queue.dead, 'job')} of {queue.name} died within the last 24 h",
+                f"{_at_least(queue.dead, queue.dead_at_least)} of {queue.name} died within the last 24 h",
                 f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is fixed.",
             )
         if (queue.oldest_running_age or 0) > RUNS_LONG:
@@ -219,6 +220,14 @@ def _queues(found: Health) -> Iterator[Finding]:
                 f"the oldest attempt of {queue.name} has run for {duration(queue.oldest_running_age or 0)} (pulse-trio jobs "
                 f"list --state running --queue {queue.name}; pulse-trio stack ID shows what it is doing)",
             )
+    if any(queue.dead_at_least for queue in found.queues):
+        yield Finding(
+            "warning",
+            "dead jobs",
+            f"{watching.ALL_DEAD:,} jobs that did not complete were looked at, and more ended within the last 24 h: a queue "
+            "may have dead jobs that are named here with fewer, or not at all",
+            "pulse-trio jobs list --state dead --queue QUEUE names those of one queue.",
+        )
     if not late:
         yield Finding("ok", "backlog", f"no job has been due for more than {duration(BACKLOG)}")
 

@@ -24,7 +24,8 @@ class QueueRecord:
     """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job that
     has been due the longest, in seconds; its limits, None for no limit; for how many seconds the oldest attempt has run; how
     many jobs died within the last 24 hours; how many are suspended. `at_least`: a count ended at its bound, so there may be
-    more jobs; never of `pulse.queues`, which counts all."""
+    more jobs; `dead_at_least`: that of the dead ones did, for all queues together. Never of `pulse.queues`, which counts
+    all."""
 
     name: str
     paused: bool
@@ -40,6 +41,7 @@ class QueueRecord:
     dead: int = 0
     suspended: int = 0
     at_least: bool = False
+    dead_at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

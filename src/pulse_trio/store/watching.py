@@ -30,8 +30,8 @@ QUEUES = 1_000
 WALKED = 256
 """Queues with jobs that one walk reads."""
 ANY = 2**31 - 1
-DEAD = 1_000
-"""Jobs that did not complete, among which dead ones are counted."""
+DEAD, ALL_DEAD = 10_000, 100_000
+"""Jobs that did not complete, among which dead ones are counted; and those for a list that is made once."""
 MINUTES = 60
 PROBES = 120
 """Pages of the archive in one sample: about 20 jobs each."""
@@ -45,7 +45,7 @@ class Depth:
     `oldest` in seconds: for how long the first due job has been due. `longest`: for how long the oldest attempt has run.
     `more_due`, `more_later`: the count of the due jobs (with the running ones) or of the later ones has reached its bound, so
     there may be more. `capped`: one of the two; then `about` is about how many live jobs the queue has in all, by the
-    planner's statistics.
+    planner's statistics. `more_dead`: the count of dead jobs has reached the bound of all queues together, so there may be more.
     """
 
     name: str
@@ -66,13 +66,14 @@ class Depth:
     longest: float | None = None
     more_due: bool = False
     more_later: bool = False
+    more_dead: bool = False
 
     @property
     def record(self) -> QueueRecord:
         """The same as `pulse.queues` shows it."""
         return QueueRecord(
             self.name, self.paused, self.available, self.scheduled, self.running, self.oldest, self.limit, self.rate,
-            self.key_limit, self.key_rate, self.longest, self.dead, self.suspended, self.capped,
+            self.key_limit, self.key_rate, self.longest, self.dead, self.suspended, self.capped, self.more_dead,
         )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def unknown(queue: str) -> Operation[str | None]:
     a known one, and where so many queues have jobs that not all of them are read."""
     live = [row[0] for row in (yield Query("live_queues", {}))]
     known = {*live, *(row[0] for row in (yield Query("queue_settings", {"most": ANY})))}
-    known |= {row[0] for row in (yield Query("recently_dead", {"most": DEAD}))}
+    known |= (yield from _dead(DEAD))[0].keys()
     if queue in known or len(live) >= WALKED:
         return None
     near = difflib.get_close_matches(queue, known, n=3)
@@ -106,7 +107,7 @@ def listed(most: int = LISTED) -> Operation[Depths]:
     if not may_bound:
         return Depths([_whole(record) for record in (yield from queues())], 0, cut_short=False, dead_capped=False)
     found = yield Query("live_queues", {})
-    return (yield from depths(min(most, max(MOST, ALL // max(1, len(found))))))
+    return (yield from depths(min(most, max(MOST, ALL // max(1, len(found)))), most_dead=ALL_DEAD))
 
 
 def _whole(found: QueueRecord) -> Depth:
@@ -116,15 +117,15 @@ def _whole(found: QueueRecord) -> Depth:
     )  # fmt: skip
 
 
-def depths(most: int | None = None) -> Operation[Depths]:
+def depths(most: int | None = None, *, most_dead: int | None = None) -> Operation[Depths]:
     """The live jobs of each queue, and what is set for it; at most so many due jobs of a queue and priority are counted, and as
-    many later ones (None: `MOST`)."""
+    many later ones (None: `MOST`), and as many dead ones of all queues (`DEAD`)."""
     most = MOST if most is None else most
     rows = yield Query("metrics_queues", {"most": most})
     *counted, (_, quarantined, _, _, _, cut_short, *_) = rows
     figures = {row[0]: QueueFigure(*row) for row in counted}
     settings = {row[0]: row[1:] for row in (yield Query("queue_settings", {"most": QUEUES}))}
-    dead = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": DEAD}))}
+    dead, dead_capped = yield from _dead(DEAD if most_dead is None else most_dead)
     # Jobs that run are counted among the due ones, suspended ones among the later ones.
     due = {name for name, f in figures.items() if f.available + f.running >= most}
     later = {name for name, f in figures.items() if f.scheduled + f.suspended >= most}
@@ -141,14 +142,22 @@ def depths(most: int | None = None) -> Operation[Depths]:
             name, f.available, f.scheduled, f.running, f.oldest if f.available else None, dead.get(name, 0), paused_at, *limits,
             paused=f.paused or paused_at is not None, capped=name in capped, about=about, suspended=f.suspended,
             longest=None if f.longest is None else max(0.0, f.longest), more_due=name in due, more_later=name in later,
+            more_dead=dead_capped,
         )  # fmt: skip
 
     return Depths(
         [depth(name) for name in names[:QUEUES]],
         quarantined,
         bool(cut_short) or len(names) > QUEUES,
-        sum(dead.values()) >= DEAD,
+        dead_capped,
     )
+
+
+def _dead(most: int) -> Operation[tuple[dict[str, int], bool]]:
+    """How many jobs of each queue died within a day, and whether the count ended before all were counted."""
+    counted = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": most}))}
+    read = counted.pop(None)
+    return counted, read >= most
 
 
 def settings_of(name: str) -> Operation[Depth]:
