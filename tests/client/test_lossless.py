@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import json
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from decimal import Decimal
 from typing import Any, Literal, NoReturn
 from uuid import UUID
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given
@@ -112,6 +114,8 @@ class Person:
         ({"a": [time(12, tzinfo=AMSTERDAM)]}, r"value\.a\[0\]"),
         ([Person(datetime(1930, 5, 1, tzinfo=timezone(-timedelta(seconds=52))))], r"value\[0\]\.born"),
         (datetime(1960, 1, 1, tzinfo=timezone(-timedelta(minutes=44, seconds=30))), "value"),
+        ({datetime(1930, 5, 1, tzinfo=AMSTERDAM): 1}, "a key of value"),
+        ([{"a": {time(12, tzinfo=AMSTERDAM): 1}}], r"a key of value\[0\]\.a"),
     ],
 )
 def test_a_time_whose_offset_json_has_not_is_refused(value: Any, place: str) -> None:
@@ -120,6 +124,44 @@ def test_a_time_whose_offset_json_has_not_is_refused(value: Any, place: str) -> 
         take.request(value)
     with pytest.raises(UnfitValue, match="whose offset from UTC has seconds"):
         encode_result("k", value)
+
+
+@attrs.define
+class Account:
+    name: str
+    _balance: int = 0
+
+
+def test_an_attrs_class_with_private_attributes_is_refused() -> None:
+    """They are left out of the JSON: the handler got an account without its balance."""
+    for annotation in (Account, list[Account], dict[str, Account | None]):
+
+        async def takes(value: Any) -> None: ...
+
+        async def gives() -> Any: ...
+
+        takes.__annotations__["value"] = gives.__annotations__["return"] = annotation
+        for function in (takes, gives):
+            with pytest.raises(ConfigurationError, match=r"attributes of the attrs class Account .*\(_balance\)"):
+                Handlers().job(function)
+    with pytest.raises(InvalidArguments, match=r"private attributes of the attrs class Account would be left out"):
+        take.request(Account("ada", 3))
+    with pytest.raises(UnfitValue, match="private attributes of the attrs class Account would be left out"):
+        encode_result("give", Account("ada", 3))
+
+
+@pytest.mark.parametrize("levels", [500, 501, 1101, 2000, 20_000])
+@pytest.mark.parametrize("shape", ["lists", "dictionaries"])
+def test_a_result_is_as_deep_as_python_reads_everywhere(levels: int, shape: str) -> None:
+    """One of 1,101 levels completed its job, and its reader got something else."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value, "]["] if shape == "lists" else {"a": value, "b": []} if levels > 500 else {"a": value}
+    if levels == 500:
+        assert json.loads(encode_result("give", value)) == value
+        return
+    with pytest.raises(UnfitValue, match="is nested deeper than 500 levels|recursion|cannot be written"):
+        encode_result("give", value)
 
 
 def test_other_times_are_taken() -> None:

@@ -1,5 +1,5 @@
 """Refuses values that JSON would change. msgspec silently writes NaN as null, two keys as one, and the offset of a time
-in minutes.
+in minutes; of an attrs class it leaves out the private attributes.
 
 The check of a good value costs two searches in the encoded text, for `null` and for such an offset, and a second encoding where
 objects are nested.
@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from datetime import datetime, time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from ..errors import ConfigurationError, InvalidArguments
 from .models import is_model, to_builtins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -55,6 +56,32 @@ def refuse_losses(value: object, encoded: bytes, what: str) -> None:
     if (encoded.rfind(b"{") > 0 or _has_other_keys(value)) and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
         json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
+
+
+def refuse_hidden(value: object, what: str) -> None:
+    """Raises `InvalidArguments` if `value`, whose type nobody declared, is of an attrs class with private attributes."""
+    if (hidden := _hidden_of(type(value))) is not None:
+        raise InvalidArguments(f"{what} {verb(what, 'hold')} an object that JSON would change: {hidden}.")
+
+
+@lru_cache(maxsize=1000)
+def _hidden_of(cls: Any) -> str | None:
+    """What is said of an attrs class whose private attributes msgspec leaves out; None for any other class."""
+    names = [one.name for one in getattr(cls, "__attrs_attrs__", ()) if str(one.name).startswith("_")]
+    if not names:
+        return None
+    return (
+        f"the private attributes of the attrs class {cls.__qualname__} would be left out ({', '.join(names[:5])}). Give them "
+        "names without an underscore, or make it a dataclass"
+    )
+
+
+def hidden_in(annotation: Any) -> str | None:
+    """The same of an attrs class in a type; None if there is none."""
+    if "attr" not in sys.modules:
+        return None
+    classes = (getattr(info, "cls", None) for info in _infos(msgspec.inspect.type_info(annotation), []))
+    return next((said for cls in classes if cls is not None and (said := _hidden_of(cls)) is not None), None)
 
 
 def _has_other_keys(value: object) -> bool:
@@ -99,6 +126,8 @@ def _place_of(value: object, is_it: Callable[[object], bool]) -> str | None:
             return place or "the value itself"
         if isinstance(one, dict):
             items = cast("dict[Any, Any]", one).items()
+            if any(is_it(key) for key, _ in items):
+                return f"a key of {place}" if place else "a key"
             left += [(f"{place}.{key}" if place else str(key), inner) for key, inner in items]
         elif isinstance(one, (list, tuple)):
             left += [(f"{place}[{n}]", inner) for n, inner in enumerate(cast("list[Any]", one))]
@@ -111,7 +140,7 @@ def _of_unknown(value: object) -> object:
 
 def has_models(annotation: Any) -> bool:
     """Whether a type has a pydantic model in it."""
-    return "pydantic" in sys.modules and any(map(is_model, _custom_in(msgspec.inspect.type_info(annotation), [])))
+    return "pydantic" in sys.modules and any(map(is_model, _custom_in(msgspec.inspect.type_info(annotation))))
 
 
 def readable_result(what: str, annotation: Any) -> Any:
@@ -124,7 +153,9 @@ def readable_result(what: str, annotation: Any) -> Any:
         info = msgspec.inspect.type_info(annotation)
     except (TypeError, NotImplementedError) as error:
         raise _refusal(what, annotation, str(error)) from None
-    custom = [cls for cls in _custom_in(info, []) if not is_model(cls)]
+    if (hidden := hidden_in(annotation)) is not None:
+        raise _refusal(what, annotation, hidden)
+    custom = [cls for cls in _custom_in(info) if not is_model(cls)]
     for cls in custom:
         if cls is not object and not issubclass(cls, _JSON_CLASSES) and not _is_abstract(cls):
             raise _refusal(
@@ -145,19 +176,21 @@ def _is_abstract(cls: type[Any]) -> bool:
     return inspect.isabstract(cls) or getattr(cls, "_is_protocol", False)
 
 
-def _custom_in(info: Any, seen: list[Any]) -> list[type[Any]]:
+def _custom_in(info: Any) -> list[type[Any]]:
     """The classes in a type that msgspec does not know."""
-    if issubclass(type(info), msgspec.inspect.CustomType):
-        return [info.cls]
+    return [one.cls for one in _infos(info, []) if issubclass(type(one), msgspec.inspect.CustomType)]
+
+
+def _infos(info: Any, seen: list[Any]) -> Iterator[Any]:
+    """What msgspec says of a type, and of each type in it."""
     if any(info is one for one in seen):
-        return []
+        return
     seen.append(info)
-    found: list[type[Any]] = []
     if issubclass(type(info), msgspec.Struct):
+        yield info
         for name in info.__struct_fields__:
             if name not in ("default", "default_factory", "cls"):
-                found += _custom_in(getattr(info, name), seen)
+                yield from _infos(getattr(info, name), seen)
     elif issubclass(type(info), tuple):
         for one in cast("tuple[Any, ...]", info):
-            found += _custom_in(one, seen)
-    return found
+            yield from _infos(one, seen)

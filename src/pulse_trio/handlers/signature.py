@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
 from .models import from_builtins, to_builtins
 from .options import OPTION_NAMES
-from .payloads import has_models, refuse_losses, verb
+from .payloads import has_models, hidden_in, refuse_hidden, refuse_losses, verb
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
@@ -30,6 +30,8 @@ MAX_ARGS = 1_048_576
 """The largest `args` in bytes of JSON; the database checks the same."""
 MAX_DEPTH = 64
 """Levels of lists and objects in arguments; the database checks the same."""
+MAX_RESULT_DEPTH = 500
+"""The same in results. Where Python reads one, 1,000 levels have to hold the program's own calls, too."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -89,6 +91,7 @@ class Signature:
             _refuse_parameter(self.kind, p)
         self._inspected = inspect.Signature(self.parameters)
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
+        self._untyped = [p.name for p in self.parameters if self.hints.get(p.name, Any) is Any]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         struct = self._struct(self.hints)
         # Other classes that msgspec does not know keep its own check.
@@ -111,6 +114,8 @@ class Signature:
             raise ConfigurationError(
                 f"Handler {self.kind!r} has a parameter whose type JSON cannot carry: {error}"
             ) from error
+        if (hidden := hidden_in(struct)) is not None:
+            raise ConfigurationError(f"Handler {self.kind!r} has a parameter whose type JSON cannot carry: {hidden}.")
         return struct
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -122,6 +127,8 @@ class Signature:
             given = {**dict(zip(self._positional, args, strict=False)), **kwargs}
             encoded = _encode(given)
             refuse_losses(given, encoded, self._what)
+            for name in self._untyped:
+                refuse_hidden(given.get(name), self._what)
             self._decoder.decode(encoded)
         except msgspec.ValidationError as error:
             self._refuse_call(args, kwargs)
@@ -238,8 +245,9 @@ def encode_result(kind: str, value: object) -> str:
     what = f"The result of {kind!r}"
     try:
         encoded = _encode(value)
+        refuse_hidden(value, what)
         refuse_losses(value, encoded, what)
-        return check_json(encoded, what)
+        return _checked_depth(check_json(encoded, what), encoded, what, MAX_RESULT_DEPTH)
     except InvalidArguments as error:
         raise UnfitValue(str(error)) from None
     except BaseException as error:  # noqa: ASYNC103 -- what a property of the value raised; it waits for nothing
@@ -279,6 +287,7 @@ def encode_payload(value: object, what: str) -> str:
     """A value whose type no handler declares, as JSON. Raises `InvalidArguments`."""
     try:
         encoded = _encode(value)
+        refuse_hidden(value, what)
         refuse_losses(value, encoded, what)
     except InvalidArguments:
         raise
@@ -289,20 +298,26 @@ def encode_payload(value: object, what: str) -> str:
 
 def check_arguments(encoded: bytes, what: str) -> str:
     """The same for arguments, which the database takes up to `MAX_DEPTH` levels deep. Raises `InvalidArguments`."""
-    text = check_json(encoded, what)
-    if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and _is_deeper(encoded):
+    return _checked_depth(check_json(encoded, what), encoded, what, MAX_DEPTH)
+
+
+def _checked_depth(text: str, encoded: bytes, what: str, most: int) -> str:
+    if encoded.count(b"[") + encoded.count(b"{") > most and _is_deeper(encoded, most):
+        it = verb(what, "are")
         raise InvalidArguments(
-            f"{what} {verb(what, 'are')} nested deeper than {MAX_DEPTH} levels. Flatten them, or store a reference."
+            f"{what} {it} nested deeper than {most} levels. Flatten {'them' if it == 'are' else 'it'}, or store a reference."
         )
     return text
 
 
-def _is_deeper(encoded: bytes) -> bool:
+def _is_deeper(encoded: bytes, most: int) -> bool:
     brackets = _STRINGS.sub(b"", encoded).translate(_BRACKETS, _NO_BRACKETS)
-    for _ in range(MAX_DEPTH):
+    for _ in range(most):
         # Each turn removes the innermost level.
         brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+        if not brackets:
+            return False
+    return True
 
 
 def _check_numbers(text: str, what: str) -> None:
