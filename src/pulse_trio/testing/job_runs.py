@@ -30,7 +30,7 @@ class JobRun:
     state: State
     """What the job is afterwards: completed, retryable, dead, cancelled, scheduled (snoozed) or available (released)."""
     result: Any = None
-    """What the handler returned, as the client gets it: through JSON."""
+    """What the handler returned, as `client.job(id).result` has it: through JSON, and not as its annotated type."""
     error: str | None = None
     """The error of the attempt as it is stored; or the reason of a cancellation that ended it."""
     exception: BaseException | None = None
