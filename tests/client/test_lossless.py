@@ -160,7 +160,7 @@ def test_a_result_is_as_deep_as_python_reads_everywhere(levels: int, shape: str)
     if levels == 500:
         assert json.loads(encode_result("give", value)) == value
         return
-    with pytest.raises(UnfitValue, match="is nested deeper than 500 levels|recursion|cannot be written"):
+    with pytest.raises(UnfitValue, match=r"is nested deeper than 500 levels|recursion|cannot be written"):
         encode_result("give", value)
 
 
