@@ -176,7 +176,8 @@ def test_where_more_died_than_are_counted_no_queue_says_that_fewer_did(
         window.run(
             "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt,"
             " failures, max_attempts, priority, state, queue, kind, args)"
-            " SELECT i, now(), now(), now(), now(), 7, 1, 1, 1, 0, 5, %s, 'noop', '{}' FROM generate_series(%s::int, %s::int) i",
+            " SELECT i, now(), now(), now(), now(), 7, 1, 1, 1, 0, 5, %s, 'noop', '{}'"
+            " FROM generate_series(%s::int, %s::int) i",
             queue,
             first,
             first + jobs - 1,
