@@ -70,6 +70,9 @@ async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, w
         ("owes_clean_up=maybe", "owes_clean_up is 1 or left out, not 'maybe'."),
         ("stat=dead", "There is no filter 'stat'. The filters are: id, state"),
         ("state=dead&state=cancelled", "The filter state is given 2 times"),
+        ("state=dead&queue=%00", r"The filter queue is '\x00', which no job has"),
+        ("state=dead&queue=mail%00", r"The filter queue is 'mail\x00', which no job has"),
+        ("state=dead&kind=%20", "The filter kind is ' ', which no job has"),
     ],
 )
 async def test_a_program_whose_filter_cannot_be_read_is_refused(

@@ -70,14 +70,18 @@ async def find(database: Database, given: Mapping[str, str]) -> Jobs:
 
 
 def check_names(given: Sequence[tuple[str, str]]) -> None:
-    """A program's filters. Raises `UsageError` for one that does not exist, or is given twice: it would find other jobs than
-    it asks for, and take them for its answer."""
+    """A program's filters. Raises `UsageError` for one that does not exist, is given twice or holds what no text of a job can
+    hold: it would find other jobs than it asks for, and take them for its answer."""
     names = [name for name, _ in given]
     for name in names:
         if name not in _NAMES:
             raise UsageError(f"There is no filter {name[:40]!r}. The filters are: {', '.join(_NAMES)}.")
         if names.count(name) > 1:
             raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
+    for name, text in given:
+        meant = text.strip()
+        if text and (not meant or _clean(text) != meant[:1000]):
+            raise UsageError(f"The filter {name} is {text[:40]!r}, which no job has.")
 
 
 def _said(given: Mapping[str, str]) -> dict[str, str]:

@@ -45,7 +45,8 @@ METRICS: Final = (
         "counter",
         ("queue", "kind", "outcome"),
         "Attempts that ended in this worker, by outcome: completed, failed, timeout, discarded, cancelled, snoozed, released, "
-        "or lost (another attempt owns the job). An attempt that was refused before it began is counted here only.",
+        "suspended (a durable job that waits without a slot), or lost (another attempt owns the job). An attempt that was "
+        "refused before it began is counted here only.",
     ),
     Metric(
         "pulse_job_wait_seconds",
