@@ -128,6 +128,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "write_lines",
         "resume",
         "begin_afresh",
+        "comes_after_deadline",
         "start_children",
         "is_suspended",
         "recheck_jobs",

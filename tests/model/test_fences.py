@@ -544,6 +544,22 @@ async def resumed_by_another_session(s: Scene) -> bool:
     return await reads_on(s, s.as_a(await s.running(s.b)))
 
 
+async def comes_late(s: Scene, claim: Claim) -> bool:
+    s.w.run("INSERT INTO history (job_id, line, kind, key, attempt) VALUES (%s, 1, 1, 'k', 1)", claim.id)
+    s.w.run('UPDATE job SET options = \'{"tree": 1, "deadline": 1}\' WHERE id = %s', claim.id)
+    return await s.a.histories.comes_after_deadline(claim)
+
+
+async def cancelled_by_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await comes_late(s, stale)
+
+
+async def cancelled_by_another_session(s: Scene) -> bool:
+    return await comes_late(s, s.as_a(await s.running(s.b)))
+
+
 async def forgets(s: Scene, claim: Claim) -> bool:
     s.w.run("INSERT INTO history (job_id, line, kind, key, attempt) VALUES (%s, 1, 10, '0:afresh', 9)", claim.id)
     return await s.a.histories.begin_afresh(claim)
@@ -811,6 +827,8 @@ TORN = [
     Torn("resume()", r"j\.locked_by = of_session", resumed_by_another_session),
     Torn("begin_afresh()", r"j\.attempt = of_attempt", forgotten_by_an_earlier_attempt),
     Torn("begin_afresh()", r"j\.locked_by = of_session", forgotten_by_another_session),
+    Torn("comes_after_deadline()", r"j\.attempt = of_attempt", cancelled_by_an_earlier_attempt),
+    Torn("comes_after_deadline()", r"j\.locked_by = of_session", cancelled_by_another_session),
     Torn("start_children()", r"j\.attempt = \$2", children_of_an_earlier_attempt),
     Torn("start_children()", r"j\.locked_by = \$3", children_of_another_session),
     Torn("start_children()", r"NOT j\.cancelling", children_of_a_job_that_is_being_cancelled),

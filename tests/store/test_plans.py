@@ -475,6 +475,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "write_lines",
         "resume",
         "begin_afresh",
+        "comes_after_deadline",
         "retry_job_afresh",
         "send_event",
         "receive_events",

@@ -72,7 +72,7 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
                 "lines": f"{{{lines + 1}}}", "kinds": "{1}", "keys": "{k}", "names": "{NULL}", "values": "{1}",
                 "events": "{NULL}", "firsts": "{-1}",
             }  # fmt: skip
-        case "resume" | "begin_afresh":
+        case "resume" | "begin_afresh" | "comes_after_deadline":
             return {"id": job.id, "attempt": 1, "session": 9}
         case "receive_events":
             return fence | {"lines": f"{{{lines + 1}}}", "keys": "{k}", "names": "{go}"}
@@ -111,7 +111,7 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
 
 BOUNDS = {
     "write_lines": 90, "receive_events": 60, "suspend_jobs": 160, "start_children": 160, "look_at_block": 80, "members": 160,
-    "end_block": 80, "begin_afresh": 80,
+    "end_block": 80, "begin_afresh": 80, "comes_after_deadline": 250,
     "cancel_block": 250, "recheck": 160, "end_overdue": 120, "look_slowly": 80, "send_event": 180,
 }  # fmt: skip
 """Pages, of which each probe of an index takes three or four. What was taken back before leaves dead entries, of which a few
@@ -123,6 +123,8 @@ def read(window: Window, name: str, job: Job, lines: int = 0) -> int:
     window.use_settings(WATCHDOG_SETTINGS if name in WATCHDOGS else WORKER_SETTINGS)
     if name == "recheck":
         window.run("INSERT INTO recheck (job_id) VALUES (%s)", job.id)
+    if name == "comes_after_deadline":
+        window.run('UPDATE job SET options = \'{"tree": 1, "deadline": 1}\' WHERE id = %s', job.id)
     if name == "begin_afresh":
         window.run(
             "INSERT INTO history (job_id, line, kind, key, attempt) VALUES (%s, 20000, 10, '0:afresh', 1)"

@@ -89,7 +89,6 @@ class Signature:
     def _take_in(self) -> None:
         for p in self.parameters:
             _refuse_parameter(self.kind, p)
-        self._inspected = inspect.Signature(self.parameters)
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._untyped = [p.name for p in self.parameters if self.hints.get(p.name, Any) is Any]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
@@ -98,6 +97,10 @@ class Signature:
         hook = from_builtins if has_models(struct) else None
         self._decoder = msgspec.json.Decoder(struct, dec_hook=hook)
         self._read = _reader(self.kind, self._inspected, self._decoder, self._upgrade)
+
+    @property
+    def _inspected(self) -> inspect.Signature:
+        return inspect.Signature(self.parameters)
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
         fields: list[Any] = []

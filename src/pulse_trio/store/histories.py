@@ -92,13 +92,21 @@ class Histories:
     async def begin_afresh(self, claim: Claim) -> bool:
         """Forgets what the attempts before have done, if the last one has said that it has undone that. Returns whether it had.
         Raises `DatabaseUnavailable`: ask again."""
+        return await self._asked("begin_afresh", claim)
+
+    async def comes_after_deadline(self, claim: Claim) -> bool:
+        """Records that the job is cancelled, if this attempt has begun after its deadline. Returns whether it has, and nobody
+        had. Raises `DatabaseUnavailable`: ask again."""
+        return await self._asked("comes_after_deadline", claim)
+
+    async def _asked(self, name: str, claim: Claim) -> bool:
         async with self._link.using() as connection:
             cursor = await connection.execute(
-                statement("begin_afresh", self._schema),
+                statement(name, self._schema),
                 {"id": claim.id, "attempt": claim.attempt, "session": claim.session},
             )
-            [(begun,)] = await cursor.fetchall()
-        return bool(begun)
+            [(so,)] = await cursor.fetchall()
+        return bool(so)
 
 
 def parameters(some: Sequence[Lines]) -> dict[str, str]:

@@ -205,6 +205,10 @@ class MemoryTree:
         await trio.lowlevel.checkpoint()
         return False  # the run ends with the attempt that asks for it
 
+    async def comes_after_deadline(self, _: Claim) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False  # the run's clock comes to a deadline in an attempt
+
     async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
         await trio.lowlevel.checkpoint()
         found: dict[tuple[int, int], Received] = {}

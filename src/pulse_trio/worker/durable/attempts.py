@@ -68,6 +68,8 @@ class ResumeStore(Protocol):
 
     async def begin_afresh(self, claim: Claim) -> bool: ...
 
+    async def comes_after_deadline(self, claim: Claim) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class DurableParts:

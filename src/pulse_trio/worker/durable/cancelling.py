@@ -66,10 +66,10 @@ class Cancelling:
         "_came",
         "_count",
         "_durable",
-        "_failed",
         "_held_back",
         "_moved",
         "_undone",
+        "a_task_failed",
         "noted",
         "resumes",
         "told",
@@ -94,7 +94,7 @@ class Cancelling:
         """A cancellation that is to come again in a plain await."""
         self._beyond = False
         """Whether the code had gone on behind that place when it came."""
-        self._failed = False
+        self.a_task_failed = False
         """Whether a task of the job's nursery has failed."""
         self._undone: bool | None = None
         """Whether the steps that have ended since the job was cancelled have all succeeded; None if there was none."""
@@ -216,11 +216,7 @@ class Cancelling:
 
     def task_failed(self, error: BaseException) -> None:
         """A task of the job's own nursery ends with an exception."""
-        self._failed = self._failed or not is_a_cancellation(error)
-
-    @property
-    def a_task_failed(self) -> bool:
-        return self._failed
+        self.a_task_failed = self.a_task_failed or not is_a_cancellation(error)
 
     def step_ends(self, *, failed: bool) -> None:
         """A step of this attempt has ended."""
@@ -246,6 +242,8 @@ class Cancelling:
         retry begins the job anew. Any other does the rest of it. Returns whether the job runs once more for that."""
         durable, history = self._durable, self._durable.history
         reason, fatal = durable.running.cancel_reason, durable.fatal
+        if reason == "timeout" and error is not None and fatal is None and self.is_held_back:
+            return await self._is_still_to_come(error, may_run=False)
         if isinstance(fatal, Interrupted):
             # Plain code has failed before the cancellation came, whatever its failure has cancelled.
             error, fatal = fatal.error, None
@@ -271,7 +269,7 @@ class Cancelling:
                 await remember_at_the_end(durable, reason, 0.0)
         # Without a durable call since it no line tells of it. What was called because an undo had failed need not come again.
         if (
-            self._failed
+            self.a_task_failed
             or durable.running.cut
             or not self.is_written
             or not (history.replay.over or undone or HALF_WAY in history.replay.moments)

@@ -47,6 +47,10 @@ async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
             found = await parts.store.resume(running.claim)
             if found is not None and is_to_begin(found) and await parts.store.begin_afresh(running.claim):
                 found = await parts.store.resume(running.claim)
+            if found is not None and found.lines and not found.cancelling and _is_overdue(running, parts):
+                # The deadline passed while no worker held the job, and no watchdog has told it so yet.
+                if await parts.store.comes_after_deadline(running.claim):
+                    found = await parts.store.resume(running.claim)
             break
         except DatabaseUnavailable:
             await trio.sleep(pause)
@@ -76,8 +80,7 @@ async def resume(durable: Durable) -> None:
         durable.history.hold(Kind.MOMENT, said, "", repr(float(said.partition(":")[0])))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
-    elif _is_overdue(durable):
-        # The deadline passed while no worker held the job, and no watchdog has told it so yet.
+    elif _is_overdue(running, durable.parts):
         if found.lines:
             running.ask(CancelRequest("deadline", None))
         else:
@@ -224,6 +227,6 @@ def _ended(found: Resumed, replay: Replay) -> set[int]:
     return {found.first_block + number for number in numbers if number is not None}
 
 
-def _is_overdue(durable: Durable) -> bool:
-    deadline = options_of(durable.running.claim).deadline
-    return deadline is not None and durable.on_our_clock(deadline) <= trio.current_time()
+def _is_overdue(running: RunningJob, parts: DurableParts) -> bool:
+    deadline = options_of(running.claim).deadline
+    return deadline is not None and deadline - parts.clock.epoch_offset <= trio.current_time()
