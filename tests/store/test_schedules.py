@@ -542,3 +542,25 @@ def test_a_night_of_four_hours_in_berlin_with_a_look_every_minute(
         except StopIteration as stop:
             fired += [f"{one.due_at:%m-%dT%H:%M}" for one in stop.value]
     assert fired == expected
+
+
+def test_a_schedule_that_is_active_is_resumed_as_it_is(dsn: str, window: Window) -> None:
+    """Its missed occurrences were left out, and the one that was due."""
+    client = SyncClient(dsn)
+    client.schedule("s", "greet", {"name": "ada"}, every=60, catch_up="all")
+    window.run("UPDATE schedule SET next_due = next_due - interval '1 h'")
+    (before,) = client.schedules()
+    assert client.resume_schedule("s") == before.next_due
+    assert client.schedules() == [before]
+
+
+def test_two_runs_at_one_moment_are_two(dsn: str, window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a test stands still between two moves. The second was a bare ValueError."""
+    client = SyncClient(dsn)
+    client.schedule("s", "greet", {"name": "ada"}, every=3600)
+    moment = window.value("SELECT clock_timestamp()")
+    taken = schedules._due
+    monkeypatch.setattr(schedules, "_due", lambda row: taken(row)._replace(now=moment))
+    refs = [client.run_schedule("s") for _ in range(3)]
+    assert len({ref.id for ref in refs}) == 3
+    assert [fire.job_id for fire in client.fires("s")] == [ref.id for ref in reversed(refs)]

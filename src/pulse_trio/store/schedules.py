@@ -101,6 +101,7 @@ class _Due(NamedTuple):
     schedule: Schedule
     next_due: datetime | None
     now: datetime
+    paused: bool
 
 
 # For clients
@@ -138,8 +139,10 @@ def pause(name: str) -> Operation[None]:
 
 def resume(name: str) -> Operation[datetime | None]:
     """Lets a paused or broken schedule go on; returns its next occurrence. Raises `UnknownSchedule`, or `ConfigurationError` if
-    it cannot go on."""
+    it cannot go on. One that is active goes on as it is: what it has missed is still to be caught up."""
     taken = yield from _take(name)
+    if taken.next_due is not None and not taken.paused:
+        return taken.next_due
     next_due = taken.schedule.timing.after(taken.now)
     yield Query("schedule_pause", {"name": name, "paused": False})
     yield _move(name, next_due)
@@ -158,7 +161,11 @@ def remove(name: str) -> Operation[int]:
 def run_now(name: str) -> Operation[Enqueued]:
     """Enqueues a schedule's job now, paused or not; its own occurrences stay as they are. Raises `UnknownSchedule`."""
     taken = yield from _take(name)
-    (fired,) = yield from _fire(taken, [taken.now])
+    fired, moment = None, taken.now
+    while fired is None:
+        # The moments of a schedule differ: on a clock that stands still, in a test, a second run would have that of the first.
+        (fired,) = (yield from _fire(taken, [moment])) or (None,)
+        moment += timedelta(microseconds=1)
     if fired.added:
         yield Query("note_enqueue", {"ids": numbers([fired.job_id]), "target": f"schedule {name}"})
     return Enqueued(fired.job_id, fired.added)
@@ -235,7 +242,7 @@ async def fire(
 
 def _catch_up(row: Row) -> Operation[list[Fired]]:
     taken = _due(row)
-    schedule, next_due, now = taken
+    schedule, next_due, now, _ = taken
     occurrences = [] if next_due is None else due(schedule.timing, next_due, now, schedule.catch_up)
     fired = yield from _fire(taken, occurrences)
     yield _move(schedule.name, schedule.timing.after(now))
@@ -320,9 +327,9 @@ def _text(moment: datetime | None) -> str | None:
 
 def _due(row: Row) -> _Due:
     """Raises `ConfigurationError` or msgspec's error for a row that was written by hand, and wrongly."""
-    name, kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, next_due, now = row
+    name, kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, next_due, now, *paused = row
     rest = msgspec.json.decode(options or "{}", type=dict[str, Any])
     request = msgspec.convert({**rest, "kind": kind, "args": args, "queue": queue, "priority": priority}, JobRequest)
     chosen: CatchUp = catch_up
     timing = Timing(cron, timezone, None if every is None else timedelta(microseconds=every))
-    return _Due(Schedule(name, request, timing, chosen, due_as), next_due, now)
+    return _Due(Schedule(name, request, timing, chosen, due_as), next_due, now, paused == [True])
