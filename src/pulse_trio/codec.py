@@ -236,12 +236,20 @@ def same_result(codec: Codec | None, one: str | None, other: str | None, kind: s
 
 def decoded_value(codec: Codec, value: Any, kind: str, job_id: int, *, result: bool = False) -> Any:
     """Arguments or a result of a job, as a client shows them. None means no result. Raises `CodecError`."""
-    plain = not isinstance(value, dict) or "$codec" not in cast("dict[str, Any]", value)
-    if value is None or (plain and getattr(codec, "accept_plain", True)):
+    is_object = isinstance(value, dict)
+    plain = not is_object or "$codec" not in cast("dict[str, Any]", value)
+    accepts = getattr(codec, "accept_plain", None)
+    if value is None or (plain and (accepts or (accepts is None and not is_object))):
         return cast("Any", value)
     coded = msgspec.json.encode(value).decode()
     decode = _decode_result if result else _decode_arguments
-    return msgspec.json.decode(decode(codec, coded, kind, job_id))
+    try:
+        return msgspec.json.decode(decode(codec, coded, kind, job_id))
+    except Exception:  # a user's own codec may raise anything
+        # One that says nothing of plain values may make envelopes without that key, or not be the one that made this value.
+        if plain and accepts is None:
+            return cast("Any", value)
+        raise
 
 
 def _decode_arguments(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
@@ -138,6 +138,38 @@ async def test_a_jobs_arguments_and_result_are_readable_at_both_ends_only(dsn: s
         rows = connection.execute("SELECT to_jsonb(j)::text FROM pulse.jobs j").fetchall()
     assert len(rows) == 23
     assert "secret-" not in str(rows)
+
+
+class OfOnesOwn:
+    """Its envelopes have no `$codec`."""
+
+    def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
+        return json.dumps({"c": b64encode(plain).decode()})
+
+    def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
+        return b64decode(json.loads(coded)["c"])
+
+
+async def test_the_envelopes_of_a_codec_of_ones_own_have_any_form(dsn: str) -> None:
+    """Its results came back as they are stored."""
+    handlers = Handlers(codec=OfOnesOwn())
+
+    @handlers.job
+    async def echo(value: Any) -> Any:
+        return value
+
+    async with open_client(dsn, handlers=handlers) as client, open_client(dsn) as stranger:
+        for value in ({"secret": 1}, ["secret"], "secret"):
+            ref = await client.enqueue(echo, value)
+            await Worker(handlers, dsn, burst=True).run()
+            assert await ref.result() == value
+            found = await client.job(ref.id)
+            assert (found.args, found.result) == ({"value": value}, value)
+            assert SyncClient(dsn, codec=OfOnesOwn()).result(ref.id) == value
+            assert set((await stranger.job(ref.id)).result) == {"c"}
+        # What no codec has made is shown as it is.
+        plain = await stranger.enqueue("echo", {"value": 1})
+        assert (await client.job(plain.id)).args == {"value": 1}
 
 
 async def test_a_value_returned_after_a_transaction_is_compared_decoded(dsn: str) -> None:

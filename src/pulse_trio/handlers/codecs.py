@@ -13,6 +13,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """The reverse, for arguments or a result of that job. The codec decides how to treat JSON that no codec has encoded.
+        """The reverse, for arguments or a result of that job. The codec decides how to treat JSON that no codec has encoded. (A
+        client shows an object without the key `$codec` as it is if this raises, unless the codec has `accept_plain = False`.)
         Raises `CodecError`, saying what is missing; the job then fails as if its handler had failed, and is tried again."""
         ...
