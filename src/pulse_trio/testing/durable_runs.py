@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import trio
 
-from ..codec import encoded, event_context, plain_line
 from ..handlers.models import to_builtins
 from ..lines import Kind
 from ..states import State
@@ -17,7 +16,6 @@ from ..states import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..codec import Codec
     from ..jobs import CancelReason
     from .given_resources import GivenResources
     from .memory.one_job import OneClaim
@@ -109,15 +107,12 @@ class Resuming:
         tree.tell()
 
 
-def steps_of(tree: MemoryTree, kind: str, codec: Codec | None) -> list[StepRun]:
+def steps_of(tree: MemoryTree) -> list[StepRun]:
     """The steps in the history, in order."""
     steps: list[StepRun] = []
     for line in tree.lines:
         if line.kind is Kind.STEP:
-            text = line.value or "null"
-            if codec is not None and tree.job is not None:
-                text = plain_line(codec, text, kind, tree.job.id, line.line)
-            steps.append(StepRun(line.name, msgspec.json.decode(text)))
+            steps.append(StepRun(line.name, msgspec.json.decode(line.value or "null")))
         elif line.kind is Kind.STEP_FAILED:
             steps.append(StepRun(line.name, error=line.value))
     return steps
@@ -138,9 +133,6 @@ def children_of(tree: MemoryTree) -> list[ChildRun]:
     ]
 
 
-def encoded_events(events: Sequence[tuple[str, Any]], codec: Codec | None, job_id: int) -> list[tuple[str, str]]:
+def encoded_events(events: Sequence[tuple[str, Any]]) -> list[tuple[str, str]]:
     """Events as they are stored."""
-    texts = [(name, msgspec.json.encode(payload, enc_hook=to_builtins).decode()) for name, payload in events]
-    return (
-        texts if codec is None else [(name, encoded(codec, text, event_context(name), job_id)) for name, text in texts]
-    )
+    return [(name, msgspec.json.encode(payload, enc_hook=to_builtins).decode()) for name, payload in events]

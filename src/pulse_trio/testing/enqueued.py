@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast, ove
 import msgspec
 
 from ..client import Client, SyncClient
+from ..client.requests import decoded_record
 from ..handlers import Handler
 from ..states import State
 
@@ -271,14 +272,23 @@ def _all(client: SyncClient) -> list[JobRecord]:
     jobs: list[JobRecord] = []
     while page := client.jobs(limit=_PAGE, before=jobs[-1].id if jobs else None):
         jobs += page
-    return jobs
+    return [_decoded(client, job) for job in jobs]
 
 
 async def _all_of(client: Client) -> list[JobRecord]:
     jobs: list[JobRecord] = []
     while page := await client.jobs(limit=_PAGE, before=jobs[-1].id if jobs else None):
         jobs += page
-    return jobs
+    return [_decoded(client, job) for job in jobs]
+
+
+def _decoded(client: Client | SyncClient, job: JobRecord) -> JobRecord:
+    """As `client.job()` shows it: lists show the envelopes of a codec."""
+    codec = client._codec  # pyright: ignore[reportPrivateUsage] -- a program has no use for it
+    try:
+        return decoded_record(codec, job)
+    except Exception:  # a user's own codec may raise anything
+        return job  # another program's, which no codec of this one reads
 
 
 def _matching(wanted: _Wanted, jobs: list[JobRecord]) -> list[JobRecord]:
