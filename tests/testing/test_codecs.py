@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulse_trio import AeadCodec, Handlers, Job, SyncClient, open_client
-from pulse_trio.handlers import Codec
 from pulse_trio.testing import assert_enqueued, enqueued, refute_enqueued, run_job
+
+if TYPE_CHECKING:
+    from pulse_trio.handlers import Codec
 
 KEYS = {"a": bytes(range(32))}
 

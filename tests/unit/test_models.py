@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from typing import Any, TypedDict
@@ -19,7 +20,7 @@ import pytest
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, Job
 from pulse_trio.client.refs import result_of
 from pulse_trio.handlers.models import fields_of
-from pulse_trio.handlers.signature import UnfitArguments, encode_result
+from pulse_trio.handlers.signature import UnfitArguments, UnfitValue, encode_result
 from pulse_trio.records import JobRecord, State
 from pulse_trio.testing import run_job_sync
 from pulse_trio.worker.durable.steps import decoded
@@ -206,3 +207,48 @@ def test_a_client_gets_the_result_as_the_handler_returned_it(order: Any, line: A
         1, "q", "first", State.COMPLETED, 0, 1, 20, NOON, NOON, NOON, NOON, None, None, {}, stored, None, None, None, None, None
     )  # fmt: skip
     assert result_of(record, order) == given
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+    at: datetime
+    pair: tuple[int, int]
+
+
+class Anything(pydantic.BaseModel):
+    value: Any = None
+    moment: datetime | None = None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Anything(value=math.nan), r"a NaN or an infinity at (order|the value itself|value)?\.?value"),
+        (Anything(value=[1, {"a": -math.inf}]), r"a NaN or an infinity at (order\.)?value\[1\]\.a"),
+        (
+            Anything(moment=datetime(1930, 5, 1, tzinfo=timezone(timedelta(minutes=19, seconds=32)))),
+            r"a time at (order\.)?moment whose offset from UTC has seconds",
+        ),
+    ],
+)
+def test_what_pydantic_itself_would_change_is_refused(model: Anything, said: str) -> None:
+    """It makes None of a NaN in an `Any`, and cuts the seconds of an offset off."""
+
+    async def take(order: Anything) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=said):
+        Handlers().job(take).request(model)
+    with pytest.raises(UnfitValue, match=said):
+        encode_result("give", model)
+
+
+def test_a_strict_model_takes_what_json_has_for_its_types() -> None:
+    async def take(order: Strict) -> Strict:
+        return order
+
+    order = Strict(at=datetime(2026, 1, 1, tzinfo=UTC), pair=(1, 2))
+    handler = Handlers().job(take)
+    (found,), _ = handler.signature.decode(handler.request(order).args)
+    assert found == order
+    with pytest.raises(InvalidArguments, match="pair"):
+        handler.request(Strict.model_construct(at=order.at, pair=(1, "2")))  # type: ignore[arg-type]

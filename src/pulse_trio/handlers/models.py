@@ -3,6 +3,7 @@ arguments pay nothing; pydantic is looked at only if the user's program has impo
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any, cast
 
@@ -41,7 +42,11 @@ def from_builtins(cls: Any, value: Any) -> Any:
     if not is_model(cls):
         return value
     try:
-        return cls.model_validate(value)
+        try:
+            return cls.model_validate(value)
+        except sys.modules["pydantic"].ValidationError:
+            # A strict model takes the text of a time, and a list for a tuple, from JSON alone.
+            return cls.model_validate_json(json.dumps(value))
     except sys.modules["pydantic"].ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise ValueError("; ".join(f"{_place(one['loc'])}{one['msg']}" for one in found[:5])) from None

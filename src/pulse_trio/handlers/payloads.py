@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 import msgspec
 
 from ..errors import ConfigurationError, InvalidArguments
-from .models import is_model, to_builtins
+from .models import is_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,8 +134,9 @@ def _place_of(value: object, is_it: Callable[[object], bool]) -> str | None:
     return None
 
 
-def _of_unknown(value: object) -> object:
-    return to_builtins(value) if is_model(type(value)) else 0
+def _of_unknown(value: Any) -> object:
+    # Not as it is encoded: pydantic itself makes None of a NaN in an `Any`, and a text of a time.
+    return value.model_dump(by_alias=True) if is_model(cast("object", type(value))) else 0
 
 
 def has_models(annotation: Any) -> bool:

@@ -47,10 +47,10 @@ async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
             found = await parts.store.resume(running.claim)
             if found is not None and is_to_begin(found) and await parts.store.begin_afresh(running.claim):
                 found = await parts.store.resume(running.claim)
-            if found is not None and found.lines and not found.cancelling and _is_overdue(running, parts):
-                # The deadline passed while no worker held the job, and no watchdog has told it so yet.
-                if await parts.store.comes_after_deadline(running.claim):
-                    found = await parts.store.resume(running.claim)
+            # The deadline passed while no worker held the job, and no watchdog has told it so yet?
+            late = found is not None and found.lines and not found.cancelling and _is_overdue(running, parts)
+            if late and await parts.store.comes_after_deadline(running.claim):
+                found = await parts.store.resume(running.claim)
             break
         except DatabaseUnavailable:
             await trio.sleep(pause)
