@@ -40,7 +40,7 @@ class Order:
             await job.sleep(3600)
         except trio.Cancelled:
             with job.cleanup():
-                await job.step(self.act, "refund")
+                await job.step(self.act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     async def begins(self, **options: float) -> int:
