@@ -23,7 +23,7 @@ from pulse_trio.cli.database import choose_database
 from pulse_trio.cli.enqueue import parse_arguments
 from pulse_trio.cli.faults import describe, our_error
 from pulse_trio.cli.fleet import environment_of
-from pulse_trio.cli.output import plain, print_table
+from pulse_trio.cli.output import plain, print_json, print_table
 from pulse_trio.cli.reference import outdated, reference
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable, InvalidArguments, SchemaError, UnknownJob
 from pulse_trio.settings import WorkerSettings, environment_settings
@@ -297,3 +297,14 @@ def test_an_unknown_kind_is_said_once_a_minute_with_the_number_of_jobs(caplog: p
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split()[1] for line in lines] == ["0", "100", "101"]
     assert lines[-1].endswith("(99 more since this was last logged)")
+
+
+@pytest.mark.parametrize("levels", [500, 990, 1100, 1500])
+def test_json_is_printed_as_deep_as_python_reads(levels: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row that the schema's owner wrote ended each list with it: a bug in pulse-trio, the command said."""
+    value: list[object] = []
+    for _ in range(levels):
+        value = [value]
+    print_json({"result": value})
+    assert capsys.readouterr().out.count("[") == levels + 1
+    assert sys.getrecursionlimit() < 10_000

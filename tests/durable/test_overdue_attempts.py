@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -43,7 +43,7 @@ class Order:
                 await job.step(self.act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
-    async def begins(self, **options: float) -> int:
+    async def begins(self, **options: Any) -> int:
         """Runs the first attempt. Then the job is cancelled, or its deadline has passed."""
         self.trees.handlers.job(durable=True, max_attempts=3)(self.handle)
         job_id = self.trees.enqueue("handle", **options)

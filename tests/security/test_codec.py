@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulse_trio import AeadCodec, CodecError, ConfigurationError, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio import AeadCodec, CodecError, ConfigurationError, Handlers, Job, JobRef, SyncClient, Worker, open_client
 from pulse_trio.observe import EndedAfterCommit
 from pulse_trio.store import operations
 from support.stage import Recorder
@@ -155,12 +155,13 @@ async def test_the_envelopes_of_a_codec_of_ones_own_have_any_form(dsn: str) -> N
     handlers = Handlers(codec=OfOnesOwn())
 
     @handlers.job
-    async def echo(value: Any) -> Any:
+    async def echo(value: dict[str, int] | list[str] | str) -> Any:
         return value
 
+    assert echo.kind == "echo"
     async with open_client(dsn, handlers=handlers) as client, open_client(dsn) as stranger:
         for value in ({"secret": 1}, ["secret"], "secret"):
-            ref = await client.enqueue(echo, value)
+            ref: JobRef[Any] = await client.enqueue("echo", {"value": value})
             await Worker(handlers, dsn, burst=True).run()
             assert await ref.result() == value
             found = await client.job(ref.id)

@@ -37,9 +37,19 @@ def complain(message: str) -> None:
         click.echo(f"pulse-trio: {message}", err=True)
 
 
+_CALLS = 10_000
+
+
 def print_json(value: object) -> None:
     """One JSON document: records as objects, times as ISO 8601 in UTC. ASCII only, so that a terminal can show it."""
-    click.echo(json.dumps(plain(value), indent=2))
+    before = sys.getrecursionlimit()
+    # A result that the schema's owner wrote is as deep as Python reads, and each of its levels takes several calls here.
+    sys.setrecursionlimit(max(before, _CALLS))
+    try:
+        text = json.dumps(plain(value), indent=2)
+    finally:
+        sys.setrecursionlimit(before)
+    click.echo(text)
 
 
 def print_table(
