@@ -240,7 +240,18 @@ async def test_a_limit_that_is_no_number_of_jobs_leaves_all_jobs_alone(method: s
             await getattr(client, method)(state="cancelled", limit=limit)
         with pytest.raises(InvalidArguments, match="A limit is a number of jobs, from 0 on"):
             getattr(SyncClient(window.dsn), method)(state="cancelled", limit=limit)
+        with pytest.raises(InvalidArguments, match="A limit is a number of jobs, from 0 on"):
+            await client.jobs(limit=limit)
         assert [await ref.status() for ref in refs] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize("job_id", ["5", 5.5, True, 0, 2**70, None])
+async def test_what_is_no_id_of_a_job_is_said_to_be_none(job_id: Any, window: Window) -> None:
+    """It was said that the job had been deleted, or that the database had refused the number."""
+    async with open_client(window.dsn) as client:
+        for call in (client.job(job_id), client.wait(job_id, timeout=0), client.cancel(job_id)):
+            with pytest.raises(InvalidArguments, match="A job's id is a whole number above 0"):
+                await call
 
 
 async def test_a_kind_that_is_known_has_its_handlers_options(window: Window) -> None:

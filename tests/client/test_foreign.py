@@ -452,3 +452,17 @@ def test_numbered_places_are_text_and_every_name_has_one() -> None:
     assert set(names) == {
         name.decode() for name in __import__("re").findall(rb"%\((\w+)\)s", statement("enqueue", "x"))
     }
+
+
+@pytest.mark.anyio
+@on_asyncio
+async def test_a_pool_of_asyncpg_is_no_connection(dsn: str) -> None:
+    """Each statement went to another connection of it, outside of the caller's transaction."""
+    known = conninfo_to_dict(dsn)
+    where = {"host": str(known["host"]), "port": known.get("port"), "user": str(known["user"])}
+    secret = {"password": known.get("password"), "database": str(known["dbname"])}
+    async with asyncpg.create_pool(**where, **secret, min_size=1) as pool, open_client(dsn) as client:
+        with pytest.raises(ConfigurationError, match="is no connection that jobs can be enqueued on"):
+            client.using(pool)
+        async with pool.acquire() as connection:
+            assert (await client.using(connection).enqueue(greet, "ada")).added

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..codec import encoded, event_context
 from ..handlers import check_text, encode_payload
 from ..store import events
-from ..store.cancelling import check_id
+from ..store.operations import check_id
 
 if TYPE_CHECKING:
     from ..codec import Codec

@@ -52,7 +52,8 @@ class Foreign(Protocol):
 def adapt_async(connection: Any) -> AsyncForeign:
     """An adapter for an asynchronous connection. Raises `ConfigurationError` for an unusable one."""
     match _library(connection), _kinds(connection):
-        case "asyncpg", _ if hasattr(connection, "fetch"):
+        # Its pool has one too, and lends another connection for each statement.
+        case "asyncpg", _ if hasattr(connection, "fetch") and hasattr(connection, "transaction"):
             return _Asyncpg(connection)
         case "sqlalchemy", kinds if kinds & {"AsyncConnection", "AsyncSession", "async_scoped_session"}:
             return _SqlalchemyAsync(connection, is_session="AsyncConnection" not in kinds)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidArguments, UnknownJob
 from ..states import State, storable
 from .arrays import numbers
-from .operations import Query
+from .operations import Query, check_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,13 +94,6 @@ def _record(row: Row) -> CancellationRecord:
     fields = list(row)
     fields[8] = None if fields[8] is None else State(fields[8])
     return CancellationRecord(*fields)
-
-
-def check_id(job_id: object) -> int:
-    """Checks a job's id. Raises `InvalidArguments`."""
-    if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 < job_id < 2**63:
-        raise InvalidArguments(f"A job's id is a whole number above 0, got {job_id!r}.")
-    return job_id
 
 
 def check_reason(reason: object) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidTransition, UnknownJob
-from .cancelling import check_id
-from .operations import Query, missing
+from .operations import Query, check_id, missing
 
 if TYPE_CHECKING:
     from .operations import Operation

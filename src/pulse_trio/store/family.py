@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import UnknownJob
 from ..records import State
 from .arrays import numbers
-from .cancelling import check_id
-from .operations import Query, missing
+from .operations import Query, check_id, missing
 from .operations import unfinished_clean_ups as unfinished_clean_ups
 
 if TYPE_CHECKING:

@@ -133,8 +133,15 @@ def matching(
 def _matching(
     chosen: JobFilter, *, limit: int | None, before: int | None, timeout: float | None, sizes: bool
 ) -> Operation[Sequence[Row]]:
+    _check_limit(limit)
     parameters = (yield from parameters_of(chosen)) | {"before": before or 2**63 - 1, "limit": limit, "sizes": sizes}
     return (yield Query("matching_jobs", parameters, timeout))
+
+
+def _check_limit(limit: object) -> None:
+    if limit is not None and (type(limit) is not int or not 0 <= limit < 2**63):
+        # -1 would be all but one.
+        raise InvalidArguments(f"A limit is a number of jobs, from 0 on, or None for all of them; got {limit!r:.200}.")
 
 
 # Retention
@@ -173,9 +180,7 @@ def chosen_for_action(
     Raises `UsageError` for a filter without a state: the caller rarely means every job of a kind, completed ones included.
     Raises `InvalidArguments` for a limit that is no number of jobs.
     """
-    if limit is not None and (type(limit) is not int or limit < 0):
-        # -1 would be all but one.
-        raise InvalidArguments(f"A limit is a number of jobs, from 0 on, or None for all of them; got {limit!r:.200}.")
+    _check_limit(limit)
     if chosen.get("state") is None:
         raise UsageError("Say which state of jobs is meant, as in state='dead'.")
     ids = yield from matching(chosen, timeout=timeout)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
 
-from ..errors import InvalidTransition, UnknownJob, UsageError
+from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..postgres import OwnAsyncCursor, OwnCursor
 from ..records import SESSION, JobRecord, State
 from ..sql import statement
@@ -87,9 +87,16 @@ _META = 25
 """The column of the metadata in job.sql and jobs.sql."""
 
 
+def check_id(job_id: object) -> int:
+    """Checks a job's id. Raises `InvalidArguments`."""
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 < job_id < 2**63:
+        raise InvalidArguments(f"A job's id is a whole number above 0, got {job_id!r:.200}.")
+    return job_id
+
+
 def job(job_id: int) -> Operation[JobRecord]:
-    """One job. Raises `UnknownJob`."""
-    rows = yield Query("job", {"id": job_id})
+    """One job. Raises `UnknownJob`, `InvalidArguments`."""
+    rows = yield Query("job", {"id": check_id(job_id)})
     if not rows:
         raise UnknownJob(missing(job_id))
     return record_of(rows[0])
@@ -97,7 +104,7 @@ def job(job_id: int) -> Operation[JobRecord]:
 
 def outcome(job_id: int) -> Operation[JobRecord]:
     """One job for a role that may see neither arguments nor keys: `args` is empty, `key` None. Raises `UnknownJob`."""
-    rows = yield Query("outcome", {"id": job_id})
+    rows = yield Query("outcome", {"id": check_id(job_id)})
     if not rows:
         raise UnknownJob(missing(job_id))
     return record_of(rows[0])

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidTransition, UnknownJob, WorkerSilent
-from .cancelling import check_id
-from .operations import Query, missing
+from .operations import Query, check_id, missing
 
 if TYPE_CHECKING:
     from datetime import datetime

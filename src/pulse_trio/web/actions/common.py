@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from starlette.routing import Route
 
 from ...errors import InvalidArguments, UsageError
-from ...store.cancelling import check_id
+from ...store.operations import check_id
 from ..addresses import segment
 from ..security import passage_of, redirect, within
 from ..site import site_of
