@@ -254,6 +254,45 @@ async def test_a_task_that_undoes_its_own_part_does_the_rest_of_it(trees: Trees)
     assert [what for what in house.book if what != "noted"] == ["charged", "called back", "refunded"]
 
 
+@pytest.mark.parametrize("stands", ["in a step", "in a plain await"])
+@pytest.mark.parametrize("place", [*PLACES, "nowhere"])
+async def test_a_task_of_the_jobs_nursery_undoes_its_part_for_the_handlers_failure(
+    trees: Trees, place: str, stands: str, replay_stands_still: None
+) -> None:
+    """Nothing said that the handler had failed: the next attempt was dead of a mismatch before the rest was undone."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        ready = trio.Event()
+
+        async def part() -> None:
+            try:
+                await job.step(house.charge, key="charge")
+                ready.set()
+                if stands == "in a step":
+                    await job.step(trio.sleep_forever, key="never")
+                await trio.sleep_forever()
+            except BaseException:
+                with job.cleanup():
+                    await job.step(house.call_back, job, key="call back")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await house.is_lost(job, "between")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await job.step(house.refund, job, key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await house.is_lost(job, "behind")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+
+        await job.step(house.note)
+        job.nursery.start_soon(part)
+        await ready.wait()
+        house.fails_once(job)
+        await job.step(house.ship)
+
+    found = await trees.ended(trees.enqueue("order"))
+    assert found["state"] == "dead", found
+    assert "away for a moment" in found["error"]
+    assert house.book == ["noted", "charged", *undone_at(place)]
+
+
 @pytest.mark.parametrize("key", [None, "block"])
 @pytest.mark.parametrize("fails", ["in each attempt", "once"])
 @pytest.mark.parametrize("place", PLACES)

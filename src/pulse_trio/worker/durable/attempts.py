@@ -21,7 +21,7 @@ from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
 from .failures import reasons_of
 from .half_undone import check_answer, check_undone
-from .interrupted import ends_with, explained, leave_undone
+from .interrupted import ends_with, explained, is_plain, leave_undone
 from .left_behind import await_left_behind
 from .once_more import leaves_undone
 from .reordering import begin_anew
@@ -236,6 +236,22 @@ def _comes_of_unwinding(leaf: BaseException) -> bool:
     )
 
 
+async def _end_beside(durable: Durable, error: BaseException) -> None:
+    """Plain code of the handler has failed while tasks in `job.nursery` run, which are cancelled for it. What they undo then
+    rests on a failure of which no line tells. So they end while the handler is still there, and the history says on what."""
+    running = durable.running
+    if running.cancel_reason is not None or durable.fatal is not None or running.scope_nursery is None:
+        return
+    if is_asked_by(error):
+        return  # it waits for them itself (afresh.py)
+    if not issubclass(type(error), Exception) or not durable.quiet.others_run() or not is_plain(durable, error):
+        return
+    durable.failures.handler_failed = error
+    with trio.CancelScope(shield=True):
+        running.scope_nursery.cancel_scope.cancel()
+        await running.children_ended()
+
+
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
@@ -248,6 +264,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             if durable.running.cancel_reason is None:
                 await await_left_behind(durable)
     except BaseException as error:
+        await _end_beside(durable, error)  # noqa: ASYNC102 -- it shields itself; a task that never ends is found as stuck
         await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
         await durable.quiet.leave_said()  # noqa: ASYNC102, ASYNC120 -- shielded inside, with a deadline
         reason = durable.running.cancel_reason

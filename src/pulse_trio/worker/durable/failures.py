@@ -128,6 +128,7 @@ class Failures:
         "answered",
         "clean_ups",
         "detour",
+        "handler_failed",
         "instead",
         "undone",
     )
@@ -145,6 +146,8 @@ class Failures:
         self.clean_ups = CleanUps()
         self.undone: list[Exception] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
+        self.handler_failed: Exception | None = None
+        """Of plain code, with which the handler has ended while tasks in the job's nursery run: they are cancelled for it."""
         self.instead: dict[Call, Exception] = {}
         """What calls fail of that wait for their turn in the replay (half_undone.py)."""
         self.answered: list[Exception] = []
@@ -153,14 +156,7 @@ class Failures:
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
     def raised(
-        self,
-        error: Exception,
-        key: str,
-        name: str,
-        value: str,
-        of_job: tuple[OfJob, float] | None,
-        *,
-        undoes: bool,
+        self, error: Exception, key: str, name: str, value: str, of_job: tuple[OfJob, float] | None, *, undoes: bool
     ) -> None:
         """A step of this task is about to raise. `of_job`: what it says of its job. `undoes`: in a clean-up."""
         failure = _Failure(error, trio.lowlevel.current_task(), of_step=True, undoes=undoes)
@@ -311,11 +307,12 @@ class Failures:
         self._history.moment(mark(line, said), float(line))
 
     def forget(self) -> None:
-        """The attempt has ended. The exceptions refer to it by their tracebacks."""
+        """The attempt has ended, to which the exceptions refer by their tracebacks."""
         self._open.clear()
         self._taken.clear()
         self.clean_ups.forget()
         self.undone.clear()
+        self.handler_failed = None
         self.answered.clear()
         self.instead.clear()
         self._undoing.clear()

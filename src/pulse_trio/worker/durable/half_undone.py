@@ -53,7 +53,7 @@ def learn_what_was_undone(waits: UnderWay, lines: Sequence[Line]) -> None:
         if float(mark.value or 0) or (then is not None and not followed):
             continue
         if mark.line in numbers:
-            waits.numbers[mark.line] = int(numbers[mark.line])
+            waits.numbers[mark.line] = numbers[mark.line]
         if not followed:
             waits.undoing = mark.name or "it"
 
@@ -92,7 +92,7 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     waits.failed_at = place
     if durable.keys.in_main:
         # What was cut short then had numbers, too.
-        durable.keys.go_on_after(waits.numbers.get(mark.line, 1) - 1)
+        durable.keys.go_on_after((waits.number_of(mark) or 1) - 1)
     await trio.lowlevel.checkpoint()
     raise _failed_before(mark.name or "it", call)
 
@@ -153,7 +153,7 @@ def fail_instead(durable: Durable) -> bool:
     task has, it is that one, if no others have come to calls without lines. Returns whether there is one."""
     replay, mark = durable.history.replay, _next_failure(durable)
     waits, main = replay.unopened.waits, durable.running.task
-    number = None if mark is None else waits.numbers.get(mark.line)
+    number = None if mark is None else waits.number_of(mark)
     if mark is None or number is None or replay.over or waits.failed_at == (place := _place_of(durable, mark)):
         return False
     without = {
@@ -209,9 +209,11 @@ def _failure_before(durable: Durable, *, alone: bool) -> Line | None:
     what they do now comes in another order: of the main task it is known which of its calls were begun then."""
     replay, main = durable.history.replay, durable.keys.in_main
     waits, number, mark = replay.unopened.waits, durable.keys.count + 1, _next_failure(durable)
-    begun = None if mark is None else waits.numbers.get(mark.line)
+    begun = None if mark is None else waits.number_of(mark)
     if mark is not None and begun is None:
         return mark if alone else None
+    if mark is not None and waits.is_the_handlers(mark) and not main:
+        return None  # the main task fails, and then cancels this one
     if mark is not None and begun != END and replay.over:
         # All that has lines has come, and nothing was done after that but to undo it.
         return mark if not main or number <= cast("int", begun) else None

@@ -38,7 +38,8 @@ before the first of these: its worker may be lost when the refund is paid, and b
 2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
 ALL = 2.0
 UNDONE_BY = "0:undone by"
-"""The key of the moment right behind it, where there are other tasks: the number of the main task's call, or `END`."""
+"""The key of the moment right behind it, where there are other tasks: the number of the main task's call, or `END`. With a half:
+the handler had failed where it would have made it, and another task undid something for that."""
 
 
 class Interrupted(Exception):
@@ -92,13 +93,13 @@ def _undoes_more(durable: Durable, call: Call, failure: str, key: str | None) ->
 def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
     """The exception of plain code because of which one of these was made: in its handling, or in the clean-up of a task that
     was cancelled for it."""
-    return next((error for error in _behind(durable, calls) if _is_plain(durable, error)), None)
+    return next((error for error in _behind(durable, calls) if is_plain(durable, error)), None)
 
 
 def is_partly_plain(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> bool:
     """Whether one of these was made because of plain code, or of that and a step: a nursery's group has both."""
     return any(
-        isinstance(leaf, Exception) and _is_plain(durable, leaf)
+        isinstance(leaf, Exception) and is_plain(durable, leaf)
         for error in _behind(durable, calls)
         for leaf in leaves_of(error)
     )
@@ -140,7 +141,11 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
     history.moment(UNDONE, 0.0, said, anew=True)
     waits.undoing, waits.undoes = "", (id(error), history.latest)
     if durable.quiet.has_others():
-        history.moment(UNDONE_BY, float(durable.keys.count if durable.keys.in_main else END), anew=True)
+        failed = durable.failures.handler_failed
+        beside = (
+            END if failed is None or all(error is not leaf for leaf in leaves_of(failed)) else durable.keys.count + 1.5
+        )
+        history.moment(UNDONE_BY, float(durable.keys.count if durable.keys.in_main else beside), anew=True)
     return True
 
 
@@ -232,7 +237,10 @@ def explained(durable: Durable, error: Exception) -> Exception:
 
 
 def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Iterator[BaseException]:
-    """Those in the handler's nurseries that a task is in, and which are cancelled."""
+    """Those in the handler's nurseries that a task is in, and which are cancelled. To a task in the job's own nursery it is
+    what the handler has ended with."""
+    if task is not durable.running.task and durable.failures.handler_failed is not None:
+        yield from leaves_of(durable.failures.handler_failed)
     while task is not None:
         for nursery in opened_by(task):
             if nursery.cancel_scope.cancel_called:
@@ -241,7 +249,7 @@ def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Itera
         task = None if task is durable.running.task or task.parent_nursery is None else task.parent_nursery.parent_task
 
 
-def _is_plain(durable: Durable, error: Exception) -> bool:
+def is_plain(durable: Durable, error: Exception) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
     in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either."""
     return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(

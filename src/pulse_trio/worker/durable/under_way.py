@@ -61,9 +61,9 @@ class UnderWay:
         """The failure of plain code because of which an attempt before had begun to undo what it did, if it was lost then."""
         self.marks: list[Line] = []
         """The moments by which attempts before have said so, where one of them was lost when it had undone a part."""
-        self.numbers = dict[int, int]()
+        self.numbers = dict[int, float]()
         """By the lines of those that were written while there were other tasks: which call of the main task came then, counted
-        from 1; `END` if another task made it."""
+        from 1; `END` if another task made it. With a half: the handler itself had failed where it would have made it."""
         self.failed_at = 0
         """Before which line a call of this attempt has failed in the place of that, last; `END`: behind all."""
         self.failed_body = False
@@ -85,9 +85,18 @@ class UnderWay:
         number."""
         return self.failed_at == END or self.failed_at > line
 
+    def number_of(self, mark: Line) -> int | None:
+        """Which call of the main task came then; None if there were no other tasks."""
+        number = self.numbers.get(mark.line)
+        return None if number is None else int(number)
+
+    def is_the_handlers(self, mark: Line) -> bool:
+        """Whether the handler itself had failed, and another task undid something for that."""
+        return self.numbers.get(mark.line, 0) % 1 > 0
+
     def failed_in(self, number: int, after: int) -> Line | None:
         """The mark which says that plain code had failed, after a line, where the main task's call has this number now."""
-        return next((one for one in self.marks if one.line > after and self.numbers.get(one.line) == number), None)
+        return next((one for one in self.marks if one.line > after and self.number_of(one) == number), None)
 
     def found(self, replay: Replay, *, failures: int = 0) -> None:
         """The attempts before have left this history. `failures`: how many of them have failed, since a person's retry."""
