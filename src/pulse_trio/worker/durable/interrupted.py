@@ -38,7 +38,7 @@ before the first of these: its worker may be lost when the refund is paid, and b
 2.0: the attempt has failed of it when all `job.cleanup()` of it had ended well."""
 ALL = 2.0
 UNDONE_BY = "0:undone by"
-"""The key of the moment right behind it, where there are other tasks: the number of the main task's call, or `END`. With a half:
+"""The key of the moment right behind it, where there are others: the number of the main task's call, or `END`. With a half:
 the handler had failed where it would have made it, and another task undid something for that."""
 
 
