@@ -188,6 +188,24 @@ async def test_many_suspects_pass_one_after_another_through_few_processes(dsn: s
     assert await worker.ended() == 0
 
 
+async def test_a_worker_that_is_killed_while_the_process_starts_costs_the_job_no_attempt(
+    dsn: str, processes: Processes
+) -> None:
+    """The process ended, and its job's lease ran out: twice so, and a job with two attempts was dead that had never begun."""
+    (job_id,) = suspects(dsn, "neighbour")
+    for attempt in (1, 2):
+        worker = await processes.command(*RUN, f"--dsn={dsn}", "--queues=default")
+        pid = await in_quarantine(worker, job_id)
+        worker.kill()
+        await gone(pid)
+        ended = attempts(dsn, job_id)
+        assert [outcome for outcome, _ in ended] == ["released"] * attempt
+        assert ended[-1][1].startswith("its worker ended before the job began")
+    assert rows(dsn, "SELECT max_attempts - attempt FROM pulse.jobs") == [(20,)]
+    await processes.command(*RUN, f"--dsn={dsn}")
+    assert (await settled(dsn, job_id))[0] == "completed"
+
+
 async def test_nothing_else_runs_in_a_process_in_which_a_suspect_runs(dsn: str, processes: Processes) -> None:
     client = SyncClient(dsn)
     others = [client.enqueue("counted").id for _ in range(60)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..postgres import TrioConnection
     from .callbacks import Callbacks
     from .links import WorkerLink
-    from .outcomes import OutcomeWriter
+    from .outcomes import Moved, OutcomeWriter
     from .sessions import Sessions
 
 
@@ -93,6 +93,15 @@ class Upkeep:
                 await connection.execute(statement("end_sessions", self._schema), {"sessions": list(sessions)})
         return HandedBack(rescued, dead, tuple((lost.job_id, lost.kind) for lost in moved))
 
+    async def give_back(self, session: int, why: str) -> None:
+        """Releases the jobs that a session has claimed and nobody has begun. Raises `DatabaseUnavailable`."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
+            cursor = await connection.execute(
+                statement("held_by", self._schema), {"sessions": [session], "limit": 1000}, prepare=True
+            )
+            if found := [_Lost(*row) for row in await cursor.fetchall()]:
+                await self._end(connection, found, "released", why)
+
     async def _rescue(self, source: str, parameters: Mapping[str, Any], error: str) -> tuple[Rescue, list[_Lost]]:
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
             cursor = await connection.execute(statement(source, self._schema), parameters, prepare=True)
@@ -118,21 +127,24 @@ class Upkeep:
                 {"ids": ids, "sessions": numbers({lost.session for lost in found})},
                 prepare=True,
             )
-            moved = await self._writer.end_attempts(
-                connection,
-                {
-                    "ids": ids,
-                    "attempts": numbers([lost.attempt for lost in found]),
-                    "sessions": numbers([lost.session for lost in found]),
-                },
-                kinds=["rescued"] * len(found),
-                delays=[0] * len(found),
-                errors=[error] * len(found),
-            )
+            moved = await self._end(connection, found, "rescued", error)
         for job in moved:
             if job.suspect is not None:
                 self._callbacks.suspect(job.job_id, job.suspect, job.crashes)
         return {job.job_id: job.state for job in moved if job.state is not None}
+
+    async def _end(self, connection: TrioConnection[Any], found: Sequence[_Lost], kind: str, error: str) -> list[Moved]:
+        return await self._writer.end_attempts(
+            connection,
+            {
+                "ids": numbers([lost.job_id for lost in found]),
+                "attempts": numbers([lost.attempt for lost in found]),
+                "sessions": numbers([lost.session for lost in found]),
+            },
+            kinds=[kind] * len(found),
+            delays=[0] * len(found),
+            errors=[error] * len(found),
+        )
 
     async def _bury(
         self, connection: TrioConnection[Any], lost: _Lost, error: str, refused: psycopg.Error

@@ -326,7 +326,7 @@ class Worker:
 
     async def _take_in(self, parts: Parts) -> None:
         if self._hooks.orders is not None:
-            await obey(self._hooks.orders, parts.runner, self._plan.terms, self._stops)
+            await obey(self._hooks.orders, parts.runner, self._plan.terms, self._stops, self._store.upkeep)
         elif not self._stops.hushed.is_set():  # Do not claim at all if the worker was told to stop before it started.
             async with trio.open_nursery() as intake:
                 intake.start_soon(parts.claim_loop.run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 
@@ -244,9 +244,12 @@ async def _end_beside(durable: Durable, error: BaseException) -> None:
         return
     if is_asked_by(error):
         return  # it waits for them itself (afresh.py)
-    if not issubclass(type(error), Exception) or not durable.quiet.others_run() or not is_plain(durable, error):
+    if not issubclass(type(error), Exception) or not durable.quiet.others_run():
         return
-    durable.failures.handler_failed = error
+    failure = cast("Exception", error)
+    if not is_plain(durable, failure):
+        return
+    durable.failures.handler_failed = failure
     with trio.CancelScope(shield=True):
         running.scope_nursery.cancel_scope.cancel()
         await running.children_ended()

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
+from ...errors import DatabaseUnavailable
 from ...jobs import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
     from ...settings import TermsOfQueues
     from ..stopping import Stops
@@ -44,6 +45,10 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """There is nothing more to run."""
 
 
+_GIVE_BACK = 10.0
+"""Seconds that it may take."""
+_GONE = "its worker ended before the job began in a process of its own, and it was given back"
+
 encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Run | Leave).decode
 
@@ -59,6 +64,8 @@ class Orders:
     def __init__(self, line: Channel, session: int) -> None:
         self._line = line
         self.session = session
+        self.came = False
+        """Whether a job was given."""
 
     async def next(self) -> tuple[Claim, float, float] | None:
         """Waits for a job: its claim, when its lease was proven, by Trio's clock here, and for how many seconds. Returns None
@@ -66,6 +73,7 @@ class Orders:
         order = _decode(await self._line.orders.receive())
         if isinstance(order, Leave):
             return None
+        self.came = True
         return order.claim, trio.current_time() - max(0.0, time.monotonic() - order.proven_at), order.lease
 
     def taken(self, claim: Claim) -> None:
@@ -87,13 +95,23 @@ def inherited_session() -> int | None:
     return int(text) if text is not None else None
 
 
-async def obey(orders: Orders, runner: Starter, terms: TermsOfQueues, stops: Stops) -> None:
-    """In a quarantine process: runs the jobs that it is ordered to run, and no others."""
+class Holder(Protocol):
+    """The worker's own rescues."""
+
+    async def give_back(self, session: int, why: str) -> None: ...
+
+
+async def obey(orders: Orders, runner: Starter, terms: TermsOfQueues, stops: Stops, holder: Holder) -> None:
+    """In a quarantine process: runs the jobs that it is ordered to run, and no others. If none has come, the worker that
+    claimed one may have been killed while this process started: the job is given back, and has used no budget."""
     with trio.CancelScope() as obeying:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_run_ordered, orders, runner, terms, stops)
             await stops.hushed.wait()
             obeying.cancel()
+    if not orders.came:
+        with trio.move_on_after(_GIVE_BACK), suppress(DatabaseUnavailable):
+            await holder.give_back(orders.session, _GONE)
 
 
 async def _run_ordered(orders: Orders, runner: Starter, terms: TermsOfQueues, stops: Stops) -> None:
