@@ -769,3 +769,30 @@ async def test_a_job_that_has_begun_does_not_expire_while_it_is_suspended(trees:
     assert (trees.job(started)["state"], trees.job(started)["result"]) == ("completed", "Ada")
     assert (trees.job(late)["state"], trees.job(late)["cancel_reason"]) == ("cancelled", "expired")
     assert calls == ["charge"]
+
+
+@pytest.mark.parametrize("key", [None, "approval"])
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_an_event_that_is_sent_after_the_timeout_is_too_late_whenever_the_job_goes_on(
+    trees: Trees, in_time: bool, key: str | None
+) -> None:
+    """No worker ran meanwhile. The fourth day's approval was taken for one within three days."""
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        try:
+            first = await job.wait_for_event("approved", timeout=300, key=key)
+        except TimeoutError:
+            first = "late"
+        return f"{first}, {await job.wait_for_event('approved')}"
+
+    job_id = trees.enqueue("order")
+    client = SyncClient(trees.dsn)
+    await trees.burst(log=False)
+    if in_time:
+        client.send_event(job_id, "approved", "1")
+    trees.time_passes(job_id)
+    client.send_event(job_id, "approved", "2")
+    client.send_event(job_id, "approved", "3")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["result"] == ("1, 2" if in_time else "late, 2")
