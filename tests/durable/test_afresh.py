@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio import Discard, Handlers, Job, RetryAfter, StepFailed, SyncClient
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, StepFailed, SyncClient
 from pulse_trio.testing import crash_points, run_job
 
 if TYPE_CHECKING:
@@ -411,3 +411,61 @@ async def test_one_charge_is_left_wherever_the_worker_is_killed(pulse_dsn: str) 
         for book in (charged, refunded, shipped):
             book.clear()
     assert points >= 16  # four steps and the word at the end, each struck before and after its line, by two strikes
+
+
+@pytest.mark.parametrize(
+    "error", [RetryAfter(3600), Snooze(3600), OSError("away")], ids=lambda error: type(error).__name__
+)
+async def test_a_person_lets_a_job_begin_afresh_that_waits_for_its_next_attempt(trees: Trees, error: Exception) -> None:
+    """It was due, and kept its history, and nobody was told."""
+    calls = list[str]()
+
+    async def charge() -> None:
+        calls.append("charge")
+
+    @trees.handlers.job(durable=True, backoff_base=3600)
+    async def order(job: Job) -> str:
+        await job.step(charge)
+        event = await job.wait_for_event("go")
+        if job.attempt == 1:
+            raise error
+        return event
+
+    job_id = trees.enqueue("order")
+    client = SyncClient(trees.dsn)
+    client.send_event(job_id, "go", "gone")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] in ("retryable", "scheduled")
+    client.retry(job_id, afresh=True)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["result"], calls) == ("gone", ["charge", "charge"])
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_one_that_has_children_that_live_or_is_cancelled_keeps_its_history(
+    trees: Trees, *, cancelled: bool
+) -> None:
+    """They would be started a second time, or what is to be undone be forgotten."""
+
+    @trees.handlers.job(durable=True)
+    async def leg(job: Job) -> None:
+        await job.wait_for_event("go")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(trio.lowlevel.checkpoint)
+        if cancelled:
+            await job.wait_for_event("go")
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(leg)
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    if cancelled:
+        trees.window.run("SELECT cancel(%s)", job_id)
+    # As after an attempt whose worker was lost, which is not tried again yet.
+    trees.window.run("UPDATE durable_job SET suspended = 0 WHERE job_id = %s", job_id)
+    trees.window.run("UPDATE job SET run_at = now() + interval '1 h' WHERE id = %s", job_id)
+    before = trees.lines(job_id)
+    SyncClient(trees.dsn).retry(job_id, afresh=True)
+    assert trees.lines(job_id) == before != []
