@@ -167,6 +167,19 @@ async def test_a_command_whose_stdout_is_closed_says_so(
     assert "Traceback" not in running.stderr
 
 
+@pytest.mark.parametrize(
+    "what", ["enqueue later -", "jobs send-event 1 go -", "jobs delete --state dead", "web --hash-password"]
+)
+async def test_a_command_whose_stdin_is_closed_reads_nothing_from_it(
+    what: str, program: Program, processes: Processes, dsn: str
+) -> None:
+    """As under some supervisors. That was a bug in pulse-trio, the command said."""
+    command = f"{program(what.startswith('enqueue'))} {what} <&-"
+    running = await processes.start("bash", "-c", command, env={"PULSE_TRIO_DSN": dsn})
+    assert await running.ended() in (0, 2), running.report()
+    assert "Traceback" not in running.stderr
+
+
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-"])
 async def test_a_command_whose_stderr_is_lost_does_what_it_was_asked_for(
     redirected: str, program: Program, processes: Processes, dsn: str

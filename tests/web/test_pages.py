@@ -72,7 +72,7 @@ async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, w
         ("state=dead&state=cancelled", "The filter state is given 2 times"),
         ("state=dead&queue=%00", r"The filter queue is '\x00', which no job has"),
         ("state=dead&queue=mail%00", r"The filter queue is 'mail\x00', which no job has"),
-        ("state=dead&kind=%20", "The filter kind is ' ', which no job has"),
+        ("state=dead&queue=%20", "The filter queue is ' ', which no job has"),
     ],
 )
 async def test_a_program_whose_filter_cannot_be_read_is_refused(
@@ -84,6 +84,15 @@ async def test_a_program_whose_filter_cannot_be_read_is_refused(
     assert (page.status_code, twin.status_code) == (200, 400)
     assert reason in twin.json()["error"]
     assert "jobs" not in twin.json()
+
+
+async def test_blanks_at_the_ends_of_a_key_are_a_part_of_it(site: httpx.AsyncClient, window: Window) -> None:
+    """The job was not found, by the link on its own page either."""
+    job_id = window.value("SELECT enqueue(' send ', '{}', queue => 'mail', key => ' pad ')")
+    window.enqueue("mail", kind="send")
+    for query in ("key=%20pad%20", "kind=%20send%20", "key=%20pad%20&queue=%20mail%20"):
+        assert [job["id"] for job in (await site.get(f"/api/jobs?{query}")).json()["jobs"]] == [job_id]
+    assert (await site.get("/api/jobs?key=pad")).json()["jobs"] == []
 
 
 async def test_what_a_program_leaves_empty_is_no_filter(site: httpx.AsyncClient, window: Window) -> None:

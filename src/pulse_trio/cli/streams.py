@@ -30,6 +30,8 @@ def open_closed_streams() -> None:
         except OSError:
             # The system gives the lowest free number: this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 -- as long as the process
     if sys.stdout is None:
         sys.stdout = Refusing()
     if sys.stderr is None:

@@ -23,6 +23,8 @@ PAGE = 50
 """Jobs on one page."""
 STATES = tuple(str(state) for state in State)
 _NAMES = ("id", *FILTERS, "before")
+_AS_THEY_ARE = frozenset(("kind", "key", "unique_key", "tag"))
+"""Texts that may begin or end with blanks."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,19 @@ def check_names(given: Sequence[tuple[str, str]]) -> None:
         if names.count(name) > 1:
             raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
     for name, text in given:
-        meant = text.strip()
-        if text and (not meant or _clean(text) != meant[:1000]):
+        meant = text if name in _AS_THEY_ARE else text.strip()
+        if text and (not meant or _clean(name, text) != meant[:1000]):
             raise UsageError(f"The filter {name} is {text[:40]!r}, which no job has.")
 
 
 def _said(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: text for name in _NAMES if (text := _clean(given.get(name)))}
+    return {name: text for name in _NAMES if (text := _clean(name, given.get(name)))}
 
 
-def _clean(text: str | None) -> str:
+def _clean(name: str, text: str | None) -> str:
     # PostgreSQL has no NUL in texts, and UTF-8 no lone surrogate.
-    return (text or "").replace("\0", "").encode("utf-8", "ignore").decode().strip()[:1000]
+    clean = (text or "").replace("\0", "").encode("utf-8", "ignore").decode()[:1000]
+    return clean if name in _AS_THEY_ARE else clean.strip()
 
 
 def _id(text: str) -> int:
