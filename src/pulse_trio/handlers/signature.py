@@ -32,6 +32,8 @@ MAX_DEPTH = 64
 """Levels of lists and objects in arguments; the database checks the same."""
 MAX_RESULT_DEPTH = 500
 """The same in results. Where Python reads one, 1,000 levels have to hold the program's own calls, too."""
+_PLAIN = frozenset((str, int, float, bool, dict, list, tuple))
+"""Types of results of which no attribute can be hidden."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -248,9 +250,11 @@ def encode_result(kind: str, value: object) -> str:
     what = f"The result of {kind!r}"
     try:
         encoded = _encode(value)
-        refuse_hidden(value, what)
+        if type(value) not in _PLAIN:
+            refuse_hidden(value, what)
         refuse_losses(value, encoded, what)
-        return _checked_depth(check_json(encoded, what), encoded, what, MAX_RESULT_DEPTH)
+        text = check_json(encoded, what)
+        return text if len(encoded) <= 2 * MAX_RESULT_DEPTH else _checked_depth(text, encoded, what, MAX_RESULT_DEPTH)
     except InvalidArguments as error:
         raise UnfitValue(str(error)) from None
     except BaseException as error:  # noqa: ASYNC103 -- what a property of the value raised; it waits for nothing
