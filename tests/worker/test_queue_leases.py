@@ -228,6 +228,7 @@ class Orders:
     """What a quarantine process is told to run: one job."""
 
     session = 4711
+    came = True
 
     def __init__(self, claim: Claim, sent: float, lease: float) -> None:
         self._orders = [(claim, sent, lease)]

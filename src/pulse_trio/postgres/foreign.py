@@ -10,7 +10,7 @@ parameter's exact type; the statements cast).
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from psycopg.pq import TransactionStatus
@@ -136,7 +136,8 @@ class _SqlalchemyAsync:
         try:
             yield
         except BaseException:
-            await connection.exec_driver_sql("ROLLBACK")  # noqa: ASYNC102 -- asyncio tells a task once
+            with suppress(Exception):  # of a connection that is lost: what was raised says more
+                await connection.exec_driver_sql("ROLLBACK")  # noqa: ASYNC102 -- asyncio tells a task once
             raise
         await connection.exec_driver_sql("COMMIT")
 
@@ -166,7 +167,8 @@ class _Sqlalchemy:
         try:
             yield
         except BaseException:
-            connection.exec_driver_sql("ROLLBACK")
+            with suppress(Exception):  # of a connection that is lost: what was raised says more
+                connection.exec_driver_sql("ROLLBACK")
             raise
         connection.exec_driver_sql("COMMIT")
 

@@ -39,8 +39,9 @@ _VERY_LONG = 60.0
 that is not one of Trio's means of synchronisation, and may wait for a task that waits for its line."""
 
 
-async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
-    """What the attempts before have written. Waits while the database does not answer; an attempt whose lease is lost ends."""
+async def history_of(running: RunningJob, parts: DurableParts, *, goes_on: bool = False) -> Resumed:
+    """What the attempts before have written. Waits while the database does not answer; an attempt whose lease is lost ends.
+    `goes_on`: its handler is durable, and goes on with that: it is told of a cancellation when it has replayed."""
     pause = _PAUSE
     while True:
         try:
@@ -49,7 +50,7 @@ async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
                 found = await parts.store.resume(running.claim)
             # The deadline passed while no worker held the job, and no watchdog has told it so yet?
             late = found is not None and found.lines and not found.cancelling and _is_overdue(running, parts)
-            if late and await parts.store.comes_after_deadline(running.claim):
+            if late and goes_on and await parts.store.comes_after_deadline(running.claim):
                 found = await parts.store.resume(running.claim)
             break
         except DatabaseUnavailable:
@@ -66,7 +67,7 @@ async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
 async def resume(durable: Durable) -> None:
     """Reads the history of a job that has one."""
     running = durable.running
-    found = await history_of(running, durable.parts)
+    found = await history_of(running, durable.parts, goes_on=True)
     size = sum(len(line.value or "") for line in found.lines)
     replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...trio_internals import runs_tasks
 from .calls import Call
 from .detours import what_of
 from .interrupted import plain_failure, undoes_another_level
@@ -94,8 +95,9 @@ def _site() -> tuple[str, bool]:
     `AsyncExitStack` does: its line is that of the `async with`, whichever callback it is."""
     digest, in_stack = blake2b(digest_size=_SIZE), False
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- documented all the same
-    while frame is not None:
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+    # Up to Trio's loop: what is behind it is how this worker was started.
+    while frame is not None and not runs_tasks(module := frame.f_globals.get("__name__", "")):
+        name = frame.f_code.co_qualname
         in_stack = in_stack or (module == "contextlib" and name.startswith("AsyncExitStack."))
         if module.partition(".")[0] not in _OURS:
             digest.update(f"{name} {frame.f_lineno}\n".encode("utf-8", "surrogatepass"))
