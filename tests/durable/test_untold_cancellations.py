@@ -424,11 +424,11 @@ async def test_a_deadline_that_comes_early_is_followed_by_the_clean_up(
     async def act(what: str) -> None:
         book.append(what)
 
-    async def history_of(running: Any, parts: Any) -> Any:
+    async def history_of(running: Any, parts: Any, **how: Any) -> Any:
         reads.append(running.claim.attempt)
         if len(reads) == 1 and comes == "before the history is read":
             await trio.sleep_forever()
-        return await read(running, parts)
+        return await read(running, parts, **how)
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> None:
