@@ -236,20 +236,23 @@ def same_result(codec: Codec | None, one: str | None, other: str | None, kind: s
 
 def decoded_value(codec: Codec, value: Any, kind: str, job_id: int, *, result: bool = False) -> Any:
     """Arguments or a result of a job, as a client shows them. None means no result. Raises `CodecError`."""
-    is_object = isinstance(value, dict)
-    plain = not is_object or "$codec" not in cast("dict[str, Any]", value)
-    accepts = getattr(codec, "accept_plain", None)
-    if value is None or (plain and (accepts or (accepts is None and not is_object))):
-        return cast("Any", value)
-    coded = msgspec.json.encode(value).decode()
-    decode = _decode_result if result else _decode_arguments
+    if value is None:
+        return None
+    is_object, accepts = isinstance(value, dict), getattr(codec, "accept_plain", None)
+    if accepts is False or (is_object and "$codec" in cast("dict[str, Any]", value)):
+        return _decoded(codec, value, kind, job_id, result=result)
+    if accepts or not is_object:
+        return value
+    # A user's own codec, which says nothing of plain values: its envelopes need not have that key.
     try:
-        return msgspec.json.decode(decode(codec, coded, kind, job_id))
-    except Exception:  # a user's own codec may raise anything
-        # One that says nothing of plain values may make envelopes without that key, or not be the one that made this value.
-        if plain and accepts is None:
-            return cast("Any", value)
-        raise
+        return _decoded(codec, value, kind, job_id, result=result)
+    except Exception:  # it may raise anything for what it has not made, which is shown as it is
+        return value
+
+
+def _decoded(codec: Codec, value: Any, kind: str, job_id: int, *, result: bool) -> Any:
+    decode = _decode_result if result else _decode_arguments
+    return msgspec.json.decode(decode(codec, msgspec.json.encode(value).decode(), kind, job_id))
 
 
 def _decode_arguments(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:

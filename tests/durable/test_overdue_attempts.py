@@ -58,6 +58,14 @@ class Order:
         self.trees.again()
         return job_id
 
+    async def is_undone_by_a_retry(self, job_id: int) -> None:
+        """The job owes its clean-up, and a retry does it when the bank is there again."""
+        assert (self.calls, self.owes(job_id)) == (["charge"], True)
+        self.away, self.hangs = None, False
+        SyncClient(self.trees.dsn).retry(job_id)
+        assert (await self.trees.ended(job_id))["state"] == "cancelled"
+        assert (self.calls, self.owes(job_id)) == (["charge", "refund"], False)
+
     def owes(self, job_id: int) -> bool:
         return self.trees.window.value("SELECT owes_clean_up(%s)", job_id)
 
@@ -96,11 +104,7 @@ async def test_one_that_fails_each_time_ends_and_owes(trees: Trees, cause: str) 
     found = await trees.ended(job_id)
     assert (found["state"], found["cancel_reason"]) == ("cancelled", cause)
     assert found["attempt"] == 2 + once_more.MOST
-    assert (order.calls, order.owes(job_id)) == (["charge"], True)
-    order.away = None
-    SyncClient(trees.dsn).retry(job_id)
-    assert (await trees.ended(job_id))["state"] == "cancelled"
-    assert (order.calls, order.owes(job_id)) == (["charge", "refund"], False)
+    await order.is_undone_by_a_retry(job_id)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -110,11 +114,7 @@ async def test_one_that_gives_up_each_time_ends_and_owes(trees: Trees, cause: st
     order.away = Discard("no bank")
     found = await trees.ended(job_id)
     assert (found["state"], found["cancel_reason"]) == ("cancelled", cause)
-    assert (order.calls, order.owes(job_id)) == (["charge"], True)
-    order.away = None
-    SyncClient(trees.dsn).retry(job_id)
-    assert (await trees.ended(job_id))["state"] == "cancelled"
-    assert (order.calls, order.owes(job_id)) == (["charge", "refund"], False)
+    await order.is_undone_by_a_retry(job_id)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -125,8 +125,4 @@ async def test_one_that_times_out_before_it_is_told_ends_and_owes(trees: Trees, 
     order.hangs = True
     found = await trees.ended(job_id)
     assert (found["state"], found["cancel_reason"], found["attempt"]) == ("cancelled", cause, 2)
-    assert (order.calls, order.owes(job_id)) == (["charge"], True)
-    order.hangs = False
-    SyncClient(trees.dsn).retry(job_id)
-    assert (await trees.ended(job_id))["state"] == "cancelled"
-    assert (order.calls, order.owes(job_id)) == (["charge", "refund"], False)
+    await order.is_undone_by_a_retry(job_id)

@@ -38,12 +38,13 @@ def complain(message: str) -> None:
 
 
 _CALLS = 10_000
+"""Python's calls in each other while JSON is written: each level of a value takes several."""
 
 
 def print_json(value: object) -> None:
     """One JSON document: records as objects, times as ISO 8601 in UTC. ASCII only, so that a terminal can show it."""
     before = sys.getrecursionlimit()
-    # A result that the schema's owner wrote is as deep as Python reads, and each of its levels takes several calls here.
+    # A result that the schema's owner wrote is as deep as Python reads.
     sys.setrecursionlimit(max(before, _CALLS))
     try:
         text = json.dumps(plain(value), indent=2)

@@ -136,7 +136,7 @@ class _SqlalchemyAsync:
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # of a connection that is lost: what was raised says more
+            with suppress(Exception):  # any library's, of a connection that is lost: what was raised before says more
                 await connection.exec_driver_sql("ROLLBACK")  # noqa: ASYNC102 -- asyncio tells a task once
             raise
         await connection.exec_driver_sql("COMMIT")
@@ -167,7 +167,7 @@ class _Sqlalchemy:
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # of a connection that is lost: what was raised says more
+            with suppress(Exception):  # any library's, of a connection that is lost: what was raised before says more
                 connection.exec_driver_sql("ROLLBACK")
             raise
         connection.exec_driver_sql("COMMIT")

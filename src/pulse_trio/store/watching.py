@@ -45,7 +45,7 @@ class Depth:
     `oldest` in seconds: for how long the first due job has been due. `longest`: for how long the oldest attempt has run.
     `more_due`, `more_later`: the count of the due jobs (with the running ones) or of the later ones has reached its bound, so
     there may be more. `capped`: one of the two; then `about` is about how many live jobs the queue has in all, by the
-    planner's statistics. `more_dead`: the count of dead jobs has reached that of all queues together, so there may be more.
+    planner's statistics. `more_dead`: the count of the dead jobs of all queues has reached its bound, so there may be more.
     """
 
     name: str

@@ -287,8 +287,8 @@ def _decoded(client: Client | SyncClient, job: JobRecord) -> JobRecord:
     codec = client._codec  # pyright: ignore[reportPrivateUsage] -- a program has no use for it
     try:
         return decoded_record(codec, job)
-    except Exception:  # a user's own codec may raise anything
-        return job  # another program's, which no codec of this one reads
+    except Exception:  # a user's own codec may raise anything for a job of another program, which is compared as it is
+        return job
 
 
 def _matching(wanted: _Wanted, jobs: list[JobRecord]) -> list[JobRecord]:
