@@ -172,17 +172,19 @@ def test_where_more_died_than_are_counted_no_queue_says_that_fewer_did(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One queue's deaths hid those of the others: `dead` was 0 there, and nothing said that the count had ended."""
-    for first, jobs, queue in ((1, 3, "quiet"), (4, 20, "noisy")):
+    # Of the newest ones, which are looked at, half were cancelled.
+    for first, jobs, queue, state in ((1, 3, "quiet", 5), (4, 15, "noisy", 5), (19, 5, "noisy", 6)):
         window.run(
             "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt,"
             " failures, max_attempts, priority, state, queue, kind, args)"
-            " SELECT i, now(), now(), now(), now(), 7, 1, 1, 1, 0, 5, %s, 'noop', '{}'"
+            " SELECT i, now(), now(), now(), now(), 7, 1, 1, 1, 0, %s, %s, 'noop', '{}'"
             " FROM generate_series(%s::int, %s::int) i",
+            state,
             queue,
             first,
             first + jobs - 1,
         )
-    for most, told in ((10, {"noisy": (10, True)}), (100, {"noisy": (20, False), "quiet": (3, False)})):
+    for most, told in ((10, {"noisy": (5, True)}), (100, {"noisy": (15, False), "quiet": (3, False)})):
         monkeypatch.setattr(watching, "DEAD", most)
         monkeypatch.setattr(watching, "ALL_DEAD", most)
         for found in (window.do(watching.depths()), window.do(watching.listed())):
