@@ -49,12 +49,12 @@ class Trees:
 
     def worker(self, **settings: Any) -> Worker:
         """A worker of these handlers."""
-        settings.setdefault("poll", 0.05)
+        settings.setdefault("poll", 0.3)
         return Worker(self.handlers, self.dsn, instruments=[self.events], **settings)
 
     async def burst(self, **settings: Any) -> WorkerReport:
         """Runs what is due, on the connections of the burst before."""
-        settings.setdefault("poll", 0.05)
+        settings.setdefault("poll", 0.3)
         worker = KeepingWorker(
             self.handlers, self.dsn, burst=True, instruments=[self.events], kept=kept_for(self.dsn), **settings
         )
