@@ -24,6 +24,7 @@ from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases, make_template
 from support.forking import Forker, Scripts, open_forker, variables_of_start
+from support.in_memory import temporary_files_in_memory
 from support.prepared import find_imported, workers_are_forks
 from support.scheduling import LongestFirst, Notes, longest_first
 from support.server import open_server
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VARIABLES] = variables_of_start(os.environ)
     if not is_worker(config):
         config.stash[SERVER] = RunServer()
+        config.stash[SERVER].enter(temporary_files_in_memory())
         if config.getoption("note_durations"):
             config.pluginmanager.register(Notes())
 

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from psycopg.conninfo import conninfo_to_dict
 
 from pulse_trio.embedded import embedded_server
+from support.in_memory import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,8 +31,6 @@ QUICK = {
     "fsync": "off",
 }
 """Settings of the tests' servers."""
-MEMORY, ROOM = "/dev/shm", 4 << 30  # noqa: S108 -- a folder with a name of its own is made in it
-"""Linux's folder in memory, and the bytes that must be free there."""
 PROBE_LIMIT = 3  # seconds a Docker engine has to answer
 
 
@@ -78,14 +77,6 @@ def container() -> Generator[TestServer]:
 
     with PostgresContainer(IMAGE, driver=None).with_command("postgres -c max_connections=200 -c fsync=off") as postgres:
         yield TestServer(postgres.get_connection_url(), f"container {IMAGE}")
-
-
-def in_memory() -> str | None:
-    """`MEMORY`, where it has room: a database costs a fifth there of what a thousand files on a disk do. Else None."""
-    try:
-        return MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM else None
-    except OSError:
-        return None
 
 
 @contextmanager

@@ -668,6 +668,21 @@ async def test_a_function_that_was_not_decorated_runs_in_a_process_too(stage: St
     assert stage.database.jobs[job_id].result == "2"
 
 
+async def test_what_was_deployed_while_a_worker_waited_for_its_database_is_new_to_it(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes import the new code, and the job that they could not begin was failed: it was the old worker's."""
+    code = tmp_path / "deployed.py"
+    code.write_text("def handler() -> None: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    stage.handlers.job(name="deployed", runs="process")(importlib.import_module("deployed").handler)
+    job_id = stage.enqueue("deployed", max_attempts=1)
+    worker = stage.worker(**but(burst=True))
+    code.write_text("import not_installed\n")
+    await worker.run()
+    assert (stage.database.state(job_id), stage.outcomes()) == ("scheduled", ["released"])
+
+
 async def test_a_cancelled_handler_that_does_not_leave_is_killed(stage: Stage, ear: Ear) -> None:
     job_id = stage.enqueue("process", what="deaf", ear=ear.path)
     with trio.fail_after(WITHIN):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,3 +28,5 @@ class Plan:
     meter: JobMeter | None = None
     spans: RunSpans | None = None
     on_lease: Callable[[float], None] | None = None
+    made_at: float = field(default_factory=time.time, init=False)
+    """When the program had imported the handlers, in seconds since 1970."""

@@ -67,7 +67,9 @@ class Calls:
             )
             self.services.append(self._asyncio.run)
         if "process" in kinds:
-            self._processes = ProcessCalls(slots=settings.process_slots, cleanup=settings.cleanup, spans=plan.spans)
+            self._processes = ProcessCalls(
+                slots=settings.process_slots, cleanup=settings.cleanup, since=plan.made_at, spans=plan.spans
+            )
             self.services.append(self._processes.run)
         self.by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
 

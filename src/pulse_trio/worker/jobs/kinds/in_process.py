@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,16 +46,16 @@ _LONGEST_START = 300.0
 
 
 class ProcessCalls:
-    """The calls of a worker's process handlers. `run` ends the children; at most `slots` of them run; `cleanup` in seconds."""
+    """The calls of a worker's process handlers. `run` ends the children; at most `slots` of them run; `cleanup` in seconds;
+    `since` in seconds since 1970: when the worker had imported its handlers."""
 
-    def __init__(self, *, slots: int, cleanup: float, spans: RunSpans | None = None) -> None:
+    def __init__(self, *, slots: int, cleanup: float, since: float, spans: RunSpans | None = None) -> None:
         self._dealer = Dealer(slots or os.cpu_count() or 1)
         self._cleanup = cleanup
         self._spans = spans
         self._orders: dict[RunningJob, Order] = {}
         self._opened = trio.Event()
-        self._since = time.time()
-        """When the worker had imported its handlers."""
+        self._since = since
 
     async def run(self) -> None:
         """Keeps the children, and ends them when it is cancelled: by then none of them runs a handler."""
