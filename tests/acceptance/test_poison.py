@@ -54,7 +54,7 @@ async def in_quarantine(worker: Running, job_id: int) -> int:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has gone, or goes while the file is read
         return False
 
 

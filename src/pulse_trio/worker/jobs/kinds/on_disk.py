@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_TICK = 0.02
-"""Seconds by which the time that Linux writes to a file may be behind its clock, and some more: it takes that of its last tick."""
-
-
 def has_changed(module: str, since: float) -> bool:
     """Whether the file of a module, or of another one that was imported from its folder or below, was written or removed
     `since` then, in seconds since 1970. Takes some 2 us for each module; asked only after a failure."""
@@ -38,7 +34,7 @@ def _files_beside(module: str) -> Iterator[str]:
 def _is_newer(file: str, since: float) -> bool:
     try:
         # Not st_mtime, which a copy keeps from its original.
-        return os.stat(file).st_ctime > since - _TICK
+        return os.stat(file).st_ctime > since
     except FileNotFoundError:
         return True
     except OSError:
