@@ -11,6 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class Reloader:
         self._process: trio.Process | None = None
         self._changed = trio.Event()
         self._told = False
+        self._saved = set[str]()
+        """The files that have changed since the last start."""
 
     async def run(self) -> int:
         """Runs until it is told to stop, or the command ends well by itself; returns the exit code."""
@@ -79,6 +82,8 @@ class Reloader:
                     return code
 
     async def _run_once(self) -> int:
+        saved, self._saved = self._saved, set()
+        await trio.to_thread.run_sync(_drop_bytecode, saved)
         # Of its own session: a Ctrl-C in the terminal is passed on once, not twice.
         process = await trio.lowlevel.open_process(self._command, start_new_session=True)
         self._process = process
@@ -121,6 +126,7 @@ class Reloader:
                 began = True
                 logger.info("watching the .py files in %s", self._folder)
                 task_status.started()
+            self._saved.update(path for _, path in changes)
             if changes and not self._changed.is_set():
                 logger.info("%s changed: the worker starts anew when its jobs have ended", self._names_of(changes))
                 self._changed.set()
@@ -128,6 +134,14 @@ class Reloader:
     def _names_of(self, changes: Iterable[tuple[object, str]]) -> str:
         names = sorted({os.path.relpath(path, self._folder) for _, path in changes})
         return ", ".join(names[:_NAMED])
+
+
+def _drop_bytecode(files: Iterable[str]) -> None:
+    """Python takes bytecode for that of a file which has the same size and was saved in the same second: a worker that is
+    started anew within a second of the last start would have the old code."""
+    for file in files:
+        with suppress(OSError, NotImplementedError):
+            os.unlink(cache_from_source(file))
 
 
 def run_reloading() -> int:
