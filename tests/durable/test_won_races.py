@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from pulse_trio import Job, SyncClient
 from pulse_trio.durable_calls import DurableScope
-from support.turns import PlainAwait
+from pulse_trio.worker.durable import delivering
+from support.turns import PlainAwait, waits_for_its_turn
 
 if TYPE_CHECKING:
+    import pytest
+
     from support.trees import Trees
 
 
@@ -178,6 +182,75 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
     assert keys == ["warm up", "answer", "charge"]
     assert trees.job(job_id)["error"] is None
     assert trees.job(job_id)["result"] == "won"
+
+
+async def test_a_call_that_began_while_the_winner_waited_for_its_turn_has_begun_again_though_a_scope_was_cut_meanwhile(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scope's line has the higher number, and was handed out first: the loser's step seemed to have begun after it, was cut
+    short before it began in the next attempt, and the job was dead (one of 150 drawn races of seed 175)."""
+    monkeypatch.setattr(delivering, "_PLAIN", 1.0)
+    waits = waits_for_its_turn(monkeypatch, "fast")
+    plain, bar, asks, lost = PlainAwait(), PlainAwait(), trio.Event(), trio.Event()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        async def answer() -> None: ...
+
+        charging = trio.Event()
+
+        async def charge() -> None:
+            charging.set()
+
+        async def fast(nursery: trio.Nursery) -> None:
+            if lost.is_set():
+                asks.set()
+            await job.step(answer, key="answer")
+            nursery.cancel_scope.cancel()
+
+        async def slow() -> None:
+            await plain.wait()
+            await job.step(charge, key="charge")
+
+        async def picks() -> None:
+            with job.move_on_after(3600, key="patience") as patience:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(partial(job.wait_for_event, "never", key="never"))
+                    await waits.wait()
+                    patience.cancel()
+            if job.attempt == 1:
+                plain.end()
+                await charging.wait()
+                bar.end()
+            await job.step(_late, key="picked")
+
+        async with trio.open_nursery() as outer:
+            outer.start_soon(picks)
+            if job.attempt == 1:
+                outer.start_soon(bar.wait)  # one more is busy than in the next attempt
+            async with trio.open_nursery() as race:
+                race.start_soon(slow)
+                race.start_soon(fast, race)
+        if job.attempt == 1:
+            lost.set()
+            await trees.lose(job.id)
+        return "won"
+
+    async def is_slower() -> None:
+        await lost.wait()
+        await asks.wait()
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        plain.end()
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(is_slower)
+            await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "won")
+    calls = "SELECT key FROM history WHERE job_id = %s AND kind IN (1, 8) ORDER BY line"
+    assert [row["key"] for row in trees.window.run(calls, job_id)] == ["answer", "patience", "charge", "picked"]
 
 
 async def test_tasks_that_are_cut_short_together_come_out_in_the_order_in_which_they_were_started(trees: Trees) -> None:

@@ -88,7 +88,7 @@ async def begin(
             await durable.history.written()
     await _write_what_it_rests_on(durable, stands)
     durable.failures.detour.tell(durable.history)
-    durable.quiet.begun.begins(call.key, durable.history.replay.latest)
+    durable.quiet.begins(call)
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
     return call

@@ -112,6 +112,11 @@ class Quiet:
         self._tell(call, since=self._busy_at if self._said == 1.0 else history.latest)
         history.let_go()
 
+    def begins(self, call: Call) -> None:
+        """The call begins now. Lines whose tasks wait for their turn come after it, also where one with a higher number has been
+        handed out meanwhile, that of a scope which the handler has cut short."""
+        self.begun.begins(call.key, min(self._durable.history.replay.latest, self.delivering.gone_on))
+
     def leaves_scope(self, key: str, *, struck: bool) -> None:
         """The task leaves a remembered scope, which has `struck` or not."""
         self.begun.leaves(key)
