@@ -159,6 +159,12 @@ class Delivering:
         gone_on = self._durable.history.gone_on
         return min(gone_on, *(number - 1 for number in self._numbers.values())) if self._numbers else gone_on
 
+    def before_results(self, after: int) -> int:
+        """The number of the last line, up to this one, before those of the results that are being written or wait for their
+        turn. They do so in the order of their numbers."""
+        first = next(iter(self._numbers.values()), None) or self._durable.history.coming
+        return after if first is None else min(after, first - 1)
+
     async def turn(self, number: int | None = None) -> int | None:
         """Returns when the current task may go on with its result, whose line, with this number, is written: a cancellation
         waits, as long as the lease is proven. Returns how many others are busy then; None if they are too many to look at."""

@@ -109,6 +109,11 @@ class History:
         return self._written if first is None else min(self._written, first - 1)
 
     @property
+    def coming(self) -> int | None:
+        """The number of the first line that is being written and with which a task goes on then; None if there is none."""
+        return next((waiter.line for waiter in self._waiters if waiter.goes_on), None)
+
+    @property
     def has_lines(self) -> bool:
         """Whether the job remembers anything."""
         return self.room.next > 1

@@ -113,9 +113,9 @@ class Quiet:
         history.let_go()
 
     def begins(self, call: Call) -> None:
-        """The call begins now. Lines whose tasks wait for their turn come after it, also where one with a higher number has been
-        handed out meanwhile, that of a scope which the handler has cut short."""
-        self.begun.begins(call.key, min(self._durable.history.replay.latest, self.delivering.gone_on))
+        """The call begins now. Results that wait for their turn come after it, also where a line with a higher number has been
+        handed out meanwhile: that of a scope which the handler has cut short."""
+        self.begun.begins(call.key, self.delivering.before_results(self._durable.history.replay.latest))
 
     def leaves_scope(self, key: str, *, struck: bool) -> None:
         """The task leaves a remembered scope, which has `struck` or not."""
