@@ -24,7 +24,8 @@ from pulse_trio import (
 )
 from pulse_trio.client import Client
 from pulse_trio.postgres import TrioConnection
-from pulse_trio.store import finishing
+from pulse_trio.store import batches, finishing
+from pulse_trio.store.operations import run
 from support.stores import ENDS_WAITED_FOR, Window, claim, claim_one, end, open_store
 
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
@@ -131,6 +132,26 @@ async def test_the_callback_is_enqueued_once_whoever_looks(dsn: str, window: Win
         assert args == {"batch": 7}
         assert (await batch.status()).callback_job_id == job_id
         assert (await client.job(job_id)).queue == "after"
+
+
+@on_trio
+async def test_a_batch_whose_last_live_job_another_worker_has_just_found_does_not_finish(dsn: str, window: Window) -> None:
+    """That worker was given the batch, which seemed to have no live job, and looked above the mark alone: with two workers 17
+    of 1,000 batches of one job finished while it ran, and their counts are final."""
+    async with open_client(dsn) as client, open_store(dsn) as store, await TrioConnection.connect(dsn) as other:
+        async with client.batch() as batch:
+            ended, _ = [await batch.enqueue(step, n) for n in range(2)]
+        first, last = await claim(store)
+        assert first.id == ended.id
+        await store.settle([end(first)])
+        assert await store.finish_batches() == []
+        assert window.run("SELECT mark FROM batch") == [{"mark": last.id}]
+        # As PostgreSQL gives it to one who began to look before that, and locks it after it.
+        async with other.transaction():
+            assert await run(other, "pulse", batches.finish([batch.id])) == []
+        await store.settle([end(last)])
+        assert await store.finish_batches() == [batch.id]
+        assert (await batch.status()).completed == 2
 
 
 @on_trio
