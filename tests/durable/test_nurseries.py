@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -300,6 +301,43 @@ async def test_a_child_that_fails_again_has_failed_whether_or_not_its_parent_was
         await trees.burst()
     # Each failed attempt of the parent lets the child start once more: before, each resumed one did, for ever.
     assert (trees.job(job_id)["state"], ran) == ("dead", [1, 2, 3])
+
+
+async def test_a_child_that_a_lost_attempt_has_started_again_is_not_started_once_more_when_it_fails(trees: Trees) -> None:
+    """The next attempt finds it alive, and its end is another one: each lost attempt had given it one more, and `on_death` was
+    called for each."""
+    ran: list[int] = []
+    stands = trio.Event()
+
+    @trees.handlers.job(max_attempts=1, queue="children")
+    async def child(job: Job) -> None:
+        ran.append(job.attempt)
+        raise ValueError("as always")
+
+    @trees.handlers.job(durable=True, suspend_after=3600, retry=Fixed(3600), queue="parents")
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+            await nursery.flush()
+            if job.attempt == 3:
+                stands.set()
+
+    async def until(state: str) -> None:
+        while trees.window.run("SELECT state FROM pulse.jobs WHERE kind = 'child'") != [{"state": state}]:
+            await trio.sleep(0.01)
+
+    job_id = trees.enqueue("parent", queue="parents")
+    with trio.fail_after(30):
+        await trees.burst()
+        assert (trees.job(job_id)["state"], ran) == ("retryable", [1])
+        trees.again()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trees.burst, queues=["parents"]))
+            await until("available")
+            await trees.lose(job_id)
+            await stands.wait()
+            await trees.burst(queues=["children"])
+    assert (trees.job(job_id)["state"], trees.job(job_id)["attempt"], ran) == ("retryable", 3, [1, 2])
 
 
 async def test_a_bodys_exception_cancels_the_children_and_is_in_a_group_always(trees: Trees) -> None:
