@@ -54,6 +54,8 @@ def assert_says(running: Running, what: str) -> None:
         (["enqueue", ""], r"kind must have 1 to 256 bytes"),
         (["jobs", "show", "x"], r"Invalid value for 'ID': 'x' is not a valid whole number"),
         (["jobs", "list", "--timeout", "soon"], r"'soon' is not a valid number"),
+        (["jobs", "list", "--timeout", "nan"], r"'nan' is not a number"),
+        (["queues", "drain", "mail", "--timeout", "nan"], r"'nan' is not a number"),
         (["jobs", "list", "--state", "lost"], r"Invalid value for '--state'"),
         (["migrate", "--sql", "--check"], r"--sql or --check, not both"),
         (["run2"], r"No such command 'run2'"),

@@ -247,6 +247,12 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"workers": []}, "error", "workers", "no worker runs, and 5 jobs wait"),
         ({"workers": [], "queues": []}, "warning", "workers", "no job waits now"),
         (
+            {"workers": [], "queues": [], "left": Left(5, -3.0)},
+            "error",
+            "workers",
+            "no worker runs, and 5 jobs of workers that are gone wait to be rescued",
+        ),
+        (
             {"workers": [replace(WORKER, state="draining")]},
             "warning",
             "workers",

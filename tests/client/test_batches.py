@@ -135,7 +135,9 @@ async def test_the_callback_is_enqueued_once_whoever_looks(dsn: str, window: Win
 
 
 @on_trio
-async def test_a_batch_whose_last_live_job_another_worker_has_just_found_does_not_finish(dsn: str, window: Window) -> None:
+async def test_a_batch_whose_last_live_job_another_worker_has_just_found_does_not_finish(
+    dsn: str, window: Window
+) -> None:
     """That worker was given the batch, which seemed to have no live job, and looked above the mark alone: with two workers 17
     of 1,000 batches of one job finished while it ran, and their counts are final."""
     async with open_client(dsn) as client, open_store(dsn) as store, await TrioConnection.connect(dsn) as other:

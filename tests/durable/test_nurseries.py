@@ -303,7 +303,9 @@ async def test_a_child_that_fails_again_has_failed_whether_or_not_its_parent_was
     assert (trees.job(job_id)["state"], ran) == ("dead", [1, 2, 3])
 
 
-async def test_a_child_that_a_lost_attempt_has_started_again_is_not_started_once_more_when_it_fails(trees: Trees) -> None:
+async def test_a_child_that_a_lost_attempt_has_started_again_is_not_started_once_more_when_it_fails(
+    trees: Trees,
+) -> None:
     """The next attempt finds it alive, and its end is another one: each lost attempt had given it one more, and `on_death` was
     called for each."""
     ran: list[int] = []
@@ -323,7 +325,7 @@ async def test_a_child_that_a_lost_attempt_has_started_again_is_not_started_once
                 stands.set()
 
     async def until(state: str) -> None:
-        while trees.window.run("SELECT state FROM pulse.jobs WHERE kind = 'child'") != [{"state": state}]:
+        while trees.window.run("SELECT state FROM pulse.jobs WHERE kind = 'child'") != [{"state": state}]:  # noqa: ASYNC110 -- a row tells nobody
             await trio.sleep(0.01)
 
     job_id = trees.enqueue("parent", queue="parents")

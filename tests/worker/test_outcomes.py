@@ -275,6 +275,18 @@ async def test_an_unknown_kind_is_put_back_without_using_its_budget(stage: Stage
     assert events.of(UnknownKindReleased) == [UnknownKindReleased(job.id, "of another deploy")]
 
 
+@pytest.mark.parametrize(("options", "delay"), [(None, 120), ('{"tree": 1}', 15)])
+async def test_a_durable_job_of_an_unknown_kind_is_put_back_for_no_longer_after_suspensions(
+    options: str | None, delay: float, stage: Stage
+) -> None:
+    """Its attempts are those of suspensions, too: each that had suspended three times waited two minutes in a deploy."""
+    job = stage.database.jobs[stage.enqueue("of another deploy", options=options)]
+    job.attempt = 7
+    await stage.burst()
+    assert (job.state, job.attempt) == ("scheduled", 8)
+    assert job.run_at - trio.current_time() == pytest.approx(delay, abs=1)
+
+
 @pytest.mark.parametrize("options", ['{"timeout": "soon"}', "[]", '{"backoff_base": "x"}', "3"])
 async def test_options_that_nobody_can_read_kill_that_job_alone(options: str, stage: Stage) -> None:
     @stage.handlers.job

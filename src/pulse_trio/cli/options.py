@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -26,9 +27,15 @@ class WholeNumber(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """The same of numbers."""
+    """The same of numbers. NaN is in no range, which click does not see."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 def flag_of(name: str) -> str:

@@ -139,6 +139,15 @@ def _workers(found: Health) -> Iterator[Finding]:
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
+    elif found.left is not None and found.left.jobs:
+        jobs = _at_least(found.left.jobs, found.left.jobs >= looking.MOST_LEFT)
+        yield Finding(
+            "error",
+            "workers",
+            f"no worker runs, and {jobs} of workers that are gone {'waits' if found.left.jobs == 1 else 'wait'} to be rescued",
+            "Start one: pulse-trio run app:handlers",
+            alert="PulseNoWorkers",
+        )
     else:
         yield Finding(
             "warning",

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import SchemaError, UsageError
-from ..grants import TABLES, VIEWS
+from ..grants import FUNCTIONS, TABLES, VIEWS
 from .arrays import texts
 from .operations import Query
 
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 
 _NOT_NEEDED = frozenset({*VIEWS.split(", "), "job_archive_default"})
 """The views for people."""
-_OF_THE_WORK = (
-    "wake",
-    "claim_limited",
-    "claim_cleanups",
-    "tell_end",
-    "batch_counts",
-    "answer_stack",
-    "stack_questions",
-    "declare_death_hooks",
-)
-"""Functions without which a worker's own tasks fail. Its handlers need the right to enqueue; upkeep may be left to other
-workers."""
+_NOT_OF_THE_WORK = frozenset({
+    "upkeep", "ids_behind", "recheck_jobs", "end_overdue", "look_slowly", "stuck_trees", "trees_that_wait",
+    "take_metrics_turn", "note_enqueue", "place_event", "send_event", "note_event", *FUNCTIONS["producer"],
+})  # fmt: skip
+_OF_THE_WORK = tuple(name for name in FUNCTIONS["worker"] if name not in _NOT_OF_THE_WORK)
+"""Functions without which a worker's own tasks fail, those of durable jobs included. Its handlers need the rights to enqueue
+and to send events; upkeep may be left to other workers."""
 _RIGHT = re.compile(r"(\w+)(?: \(([^)]*)\))?(?:, |$)")
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
 that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog that no worker can
-run is not claimed again and again."""
+run is not claimed again and again. Not of durable jobs and their children, whose attempts are those of suspensions, too."""
 
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. Longer ones are dropped once they are decoded."""
@@ -385,7 +385,8 @@ def _taken(claim: Claim) -> str:
 
 def _elsewhere(claim: Claim) -> float:
     """Seconds until a job that this worker cannot run is due again."""
-    return UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3)
+    in_tree = claim.options is not None and '"tree"' in claim.options
+    return UNKNOWN_KIND_DELAY * (1 if in_tree else 2 ** min(claim.attempt - 1, 3))
 
 
 async def _never(_: RunningJob, __: str) -> None:
