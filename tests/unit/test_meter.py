@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulse_trio.jobs import Claim
+from pulse_trio.observe import FenceLost, LeaseUnproven
 from pulse_trio.worker.metrics.catalogue import OTHER, PAIRS, QUEUES, WAITS
 from pulse_trio.worker.metrics.figures import Figures, Histogram
 from pulse_trio.worker.metrics.meter import JobMeter
+from pulse_trio.worker.metrics.of_worker import LostLeases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,3 +157,14 @@ def test_figures_travel_as_json_and_only_totals_outlive_a_process() -> None:
     ended = Figures()
     ended.add(arrived, only_totals=True)
     assert ended.values == {ENDED: {("q", "a", "completed"): 6}}
+
+
+def test_a_lease_that_was_not_renewed_in_time_is_lost_once_though_its_report_finds_another_attempt() -> None:
+    """A worker that was stopped (SIGSTOP) for longer than its leases counted each twice."""
+    figures = Figures()
+    heard = LostLeases(figures).listeners()
+    for job_id in (1, 2):
+        heard[LeaseUnproven](LeaseUnproven(job_id, "mail", 1))
+    for job_id, attempt in ((1, 1), (1, 2), (3, 1)):
+        heard[FenceLost](FenceLost(job_id, "mail", attempt, "report of released"))
+    assert figures.values["pulse_leases_lost_total"] == {("lease-unproven",): 2, ("fence-lost",): 2}

@@ -103,8 +103,8 @@ METRICS: Final = (
         "pulse_leases_lost_total",
         "counter",
         ("reason",),
-        "Leases that this worker lost: fence-lost (another attempt owns the job, or it was ended elsewhere), or lease-unproven "
-        "(it could not be renewed in time).",
+        "Leases that this worker lost, each once: lease-unproven (it could not be renewed in time), or else fence-lost "
+        "(another attempt owns the job, or it was ended elsewhere).",
     ),
     Metric(
         "pulse_rescued_total",

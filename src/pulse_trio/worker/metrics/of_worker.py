@@ -27,22 +27,30 @@ if TYPE_CHECKING:
 
 
 _SEND_EVERY = 1.0
+_REMEMBERED = 10_000
 
 
 class LostLeases:
-    """An instrument that counts them."""
+    """An instrument that counts them, each once: the report of a job that was cancelled because its lease was unproven may find
+    that another attempt has it."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
+        self._reporting: dict[tuple[int, int], None] = {}
+        """The last of those that are counted as unproven, by job and attempt."""
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """For rare events only: none is emitted on the path of a job that ends well."""
         return {FenceLost: self._fence_lost, LeaseUnproven: self._unproven}
 
-    def _fence_lost(self, _: FenceLost) -> None:
-        self._figures.count("pulse_leases_lost_total", ("fence-lost",))
+    def _fence_lost(self, event: FenceLost) -> None:
+        if self._reporting.pop((event.job_id, event.attempt), True) is not None:
+            self._figures.count("pulse_leases_lost_total", ("fence-lost",))
 
-    def _unproven(self, _: LeaseUnproven) -> None:
+    def _unproven(self, event: LeaseUnproven) -> None:
+        self._reporting[event.job_id, event.attempt] = None
+        if len(self._reporting) > _REMEMBERED:
+            del self._reporting[next(iter(self._reporting))]
         self._figures.count("pulse_leases_lost_total", ("lease-unproven",))
 
 
