@@ -54,7 +54,7 @@ class Reloader:
         self._process: trio.Process | None = None
         self._changed = trio.Event()
         self._told = False
-        self._saved = set[str]()
+        self._saved: set[str] = set()
         """The files that have changed since the last start."""
 
     async def run(self) -> int:
@@ -82,7 +82,7 @@ class Reloader:
                     return code
 
     async def _run_once(self) -> int:
-        saved, self._saved = self._saved, set()
+        saved, self._saved = self._saved, set[str]()
         await trio.to_thread.run_sync(_drop_bytecode, saved)
         # Of its own session: a Ctrl-C in the terminal is passed on once, not twice.
         process = await trio.lowlevel.open_process(self._command, start_new_session=True)
