@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import trio
 
@@ -11,6 +12,7 @@ from pulse_trio import ChildFailed, Discard, Handlers, Job, SyncClient, Worker, 
 from pulse_trio.lines import Kind
 from pulse_trio.migrate import known_migrations
 from pulse_trio.sql import render
+from support.held_up import held_up, let_go, waits
 
 if TYPE_CHECKING:
     from support.databases import Databases
@@ -335,3 +337,50 @@ async def test_the_upgrade_opens_the_requests_of_jobs_that_live_and_no_others(ow
     await trees.burst()
     assert heard == [("user", "the first"), ("user", "the second")]
     assert trees.window.value("SELECT count(*) FROM cancellations WHERE ended_as = 'cancelled'") == 2
+
+
+async def test_a_child_that_writes_its_first_line_while_its_block_is_swept_owes_its_clean_up(trees: Trees) -> None:
+    """It was running when the sweep began to read, and suspended when that had its lock: it was ended as if it had not begun,
+    and its charge was left."""
+    undone: list[str] = []
+
+    async def charge() -> None: ...
+
+    async def refund() -> None:
+        undone.append("refund")
+
+    @trees.handlers.job(durable=True, suspend_after=0, queue="children")
+    async def child(job: Job) -> None:
+        await job.step(charge)
+        try:
+            await job.wait_for_event("never")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    @trees.handlers.job(durable=True, suspend_after=0, queue="parents")
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    def sweep() -> None:
+        with psycopg.connect(trees.dsn) as connection:
+            connection.execute("SELECT pulse.sweep_children(%s, 'parent', NULL, 100)", [job_id])
+
+    job_id = trees.enqueue("parent", queue="parents")
+    await trees.burst(queues=["parents"])
+    place, with_wait = (
+        "FROM unnest(below) b\n",
+        "FROM unnest(below) b CROSS JOIN LATERAL (SELECT {wait} WHERE b > 0 OFFSET 0) w\n",
+    )
+    with trio.fail_after(30), held_up(trees.dsn, "pulse.sweep_children", place, with_wait=with_wait) as holder:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, sweep)
+            while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
+                await trio.sleep(0.01)
+            await trees.burst(queues=["children"])
+            let_go(holder)
+        await trees.burst(queues=["children"])
+    assert undone == ["refund"]
+    assert trees.window.run("SELECT state FROM jobs WHERE kind = 'child'") == [{"state": "cancelled"}]

@@ -15,6 +15,7 @@ from pulse_trio import AeadCodec, ConfigurationError, Handlers, Job, Worker, ope
 from pulse_trio.handlers import DEATH_ARGUMENTS, death_hooks
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.observe import DeathArgumentsLeftOut
+from support.held_up import held_up, let_go, waits
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -467,3 +468,32 @@ async def test_a_hook_that_asks_for_arguments_it_cannot_have_is_told_of_and_no_o
     assert heard == [args if why is None else None]
     assert [(e.dead_job_id, e.kind) for e in told.left_out] == ([] if why is None else [(dead, "mourn")])
     assert all(why is not None and why in e.error for e in told.left_out)
+
+
+async def test_a_hook_that_is_declared_while_another_worker_looks_for_unused_ones_stays(dsn: str) -> None:
+    """That one had found no live worker with the hook, and removed it although another had just declared it: jobs that died had
+    none for up to an hour."""
+    hook = json.dumps(
+        [{"kind": "doomed", "hook": "mourn", "takes": [], "queue": "care", "priority": 0, "max_attempts": 5}]
+    )
+    declare = "SELECT pulse.declare_death_hooks(%s, %s::text::jsonb, %s::text[])"
+    place = "WHERE o.kind = ANY ($3)\n"
+    with_wait = "WHERE o.kind = ANY ($3) AND (SELECT {wait} WHERE o.kind <> '')::text IS NOT NULL\n"
+
+    def declares(session: int, hooks: str, others: list[str]) -> None:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(declare, [session, hooks, others])
+
+    async with open_store(dsn) as gone, open_store(dsn) as new, open_store(dsn) as other:
+        declares(gone.session, hook, [])
+        with Window(dsn) as window:
+            window.run("UPDATE session SET ended_at = now() WHERE id = %s", gone.session)
+        with trio.fail_after(30), held_up(dsn, "pulse.declare_death_hooks", place, with_wait=with_wait) as holder:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.to_thread.run_sync, declares, other.session, "[]", ["doomed"])
+                while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
+                    await trio.sleep(0.01)
+                declares(new.session, hook, [])
+                let_go(holder)
+        with Window(dsn) as window:
+            assert window.run("SELECT kind FROM death_hook") == [{"kind": "doomed"}]
