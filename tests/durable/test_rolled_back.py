@@ -284,7 +284,7 @@ async def test_the_doctor_names_jobs_that_only_a_newer_version_of_the_code_can_g
     for _ in range(3):
         trees.again()
         await trees.burst(log=False)
-    assert waits(trees, job_id) == (pytest.approx(120, abs=1), 1, 3)
+    assert waits(trees, job_id) == (pytest.approx(15, abs=1), 1, 3)
     found = trees.window.do(health.health(trees.window.do(health.server())))
     (finding,) = [each for each in diagnose(found) if each.check in ("other version", "unknown kind")]
     assert finding.check == "other version"
