@@ -340,8 +340,8 @@ async def test_the_upgrade_opens_the_requests_of_jobs_that_live_and_no_others(ow
 
 
 async def test_a_child_that_writes_its_first_line_while_its_block_is_swept_owes_its_clean_up(trees: Trees) -> None:
-    """It was running when the sweep began to read, and suspended when that had its lock: it was ended as if it had not begun,
-    and its charge was left."""
+    """It had no line when the sweep began to read, and was suspended when the sweep locked it: it was ended as if it had not
+    begun, and its charge was left."""
     undone: list[str] = []
 
     async def charge() -> None: ...

@@ -140,6 +140,7 @@ def _drop_bytecode(files: Iterable[str]) -> None:
     """Python takes bytecode for that of a file which has the same size and was saved in the same second: a worker that is
     started anew within a second of the last start would have the old code."""
     for file in files:
+        # The latter where Python is told to keep no bytecode at all: it has no name for it then.
         with suppress(OSError, NotImplementedError):
             os.unlink(cache_from_source(file))
 

@@ -140,11 +140,11 @@ def _workers(found: Health) -> Iterator[Finding]:
             alert="PulseNoWorkers",
         )
     elif found.left is not None and found.left.jobs:
-        jobs = _at_least(found.left.jobs, found.left.jobs >= looking.MOST_LEFT)
+        verb = "waits" if found.left.jobs == 1 else "wait"
         yield Finding(
             "error",
             "workers",
-            f"no worker runs, and {jobs} of workers that are gone {'waits' if found.left.jobs == 1 else 'wait'} to be rescued",
+            f"no worker runs, and {_left_jobs(found.left)} of workers that are gone {verb} to be rescued",
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
@@ -175,10 +175,14 @@ def _stale(workers: list[WorkerRecord], left: Left | None) -> Iterator[Finding]:
     )
 
 
+def _left_jobs(left: Left) -> str:
+    return _at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
+
+
 def _held(left: Left | None, whom: str) -> str:
     if left is None or not left.jobs or left.seconds is None:
         return f"nothing is held by {whom} any more"
-    jobs = _at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
+    jobs = _left_jobs(left)
     verb = "is" if left.jobs == 1 else "are"
     if left.seconds > 0:
         return f"{jobs} {verb} held by {whom} until the last lease runs out, in {duration(left.seconds)}"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SEND_EVERY = 1.0
 _REMEMBERED = 10_000
+"""So many leases that were not renewed in time may have reports on their way."""
 
 
 class LostLeases:
@@ -44,7 +45,10 @@ class LostLeases:
         return {FenceLost: self._fence_lost, LeaseUnproven: self._unproven}
 
     def _fence_lost(self, event: FenceLost) -> None:
-        if self._reporting.pop((event.job_id, event.attempt), True) is not None:
+        attempt = event.job_id, event.attempt
+        if attempt in self._reporting:
+            del self._reporting[attempt]
+        else:
             self._figures.count("pulse_leases_lost_total", ("fence-lost",))
 
     def _unproven(self, event: LeaseUnproven) -> None:
