@@ -22,7 +22,7 @@ from support.workers import enqueue
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-SETTINGS: dict[str, Any] = {"concurrency": 10, "poll": 0.2}
+SETTINGS: dict[str, Any] = {"concurrency": 10, "poll": 1.0}
 ONE = "SELECT 1"
 
 

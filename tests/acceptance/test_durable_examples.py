@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pulse_trio.testing.faults.processes import Processes, Running
 
 EXAMPLES = Path(__file__).parents[2] / "examples/durable"
-RUN = ["--lease=3", "--heartbeat=0.9", "--watchdog=0.3", "--cleanup=0.5", "--poll=0.2"]
+RUN = ["--lease=3", "--heartbeat=0.9", "--watchdog=0.3", "--cleanup=0.5", "--poll=1"]
 
 KILLED = """
 import os, signal

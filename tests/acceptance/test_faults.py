@@ -138,6 +138,7 @@ async def test_the_first_sigterm_drains_and_exits_0(dsn: str, processes: Process
     running = await worker(processes, dsn)
     await sink.until("start")
     running.send(signal.SIGTERM)
+    await running.line("SIGTERM: draining")
     (later,) = enqueue(dsn)
     sink.let_go()
     assert await running.ended() == 0

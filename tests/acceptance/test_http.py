@@ -42,7 +42,7 @@ FAST: dict[str, Any] = {
     "watchdog": 0.5,
     "cleanup": 0.2,
     "grace": 5.0,
-    "poll": 0.2,
+    "poll": 1.0,
     "http": "127.0.0.1:0",
 }
 LISTED = [

@@ -13,12 +13,13 @@ import pytest
 import trio
 
 from pulse_trio import SyncClient
+from support.connections import lent
 from support.workers import rows, settled, until
 
 if TYPE_CHECKING:
     from pulse_trio.testing.faults.processes import Processes, Running
 
-RUN = ["run", "app:handlers", "--watchdog=0.5", "--poll=0.2"]
+RUN = ["run", "app:handlers", "--watchdog=0.5", "--poll=1"]
 SOON = 20.0
 """Seconds on a loaded machine; a suspect starts after two or three."""
 
@@ -30,8 +31,9 @@ def app(tmp_path: Path) -> None:
 
 def suspects(dsn: str, *kinds: str, **args: object) -> list[int]:
     """Jobs that have crashed their worker twice."""
-    client = SyncClient(dsn)
-    ids = [client.enqueue(kind, args, delay=3600).id for kind in kinds]
+    with lent(dsn) as connection:
+        client = SyncClient(connection)
+        ids = [client.enqueue(kind, args, delay=3600).id for kind in kinds]
     rows(
         dsn,
         "UPDATE pulse.job SET suspect = true, suspected_at = now(), crashes = 2, run_at = now()"
@@ -207,8 +209,9 @@ async def test_a_worker_that_is_killed_while_the_process_starts_costs_the_job_no
 
 
 async def test_nothing_else_runs_in_a_process_in_which_a_suspect_runs(dsn: str, processes: Processes) -> None:
-    client = SyncClient(dsn)
-    others = [client.enqueue("counted").id for _ in range(60)]
+    with lent(dsn) as connection:
+        client = SyncClient(connection)
+        others = [client.enqueue("counted").id for _ in range(60)]
     ids = suspects(dsn, *["counted"] * 20)
     worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=2", "--concurrency=20")
     beside = [(await settled(dsn, job_id))[2] for job_id in others]

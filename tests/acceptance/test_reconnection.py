@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier
 
+from pulse_trio import SyncClient
 from support.sink import Sink, open_sink
 from support.workers import enqueue, rows, settled, until, worker
 
@@ -138,7 +139,8 @@ async def test_a_copy_that_takes_the_databases_place_knows_no_session_and_is_wor
     count: int, dsn: str, processes: Processes, sink: Sink, proxy: Proxy, owner: Owner
 ) -> None:
     # What a restored backup is: the job stands in it as it was before its claim.
-    (job_id,) = enqueue(dsn)
+    # On a connection that is closed when it has been written: a database that somebody uses cannot be copied.
+    job_id = SyncClient(dsn).enqueue("held", max_attempts=5).id
     copy, gone = f"{owner.name}_copy", f"{owner.name}_gone"
     owner.run("CREATE DATABASE {} TEMPLATE {}", copy, owner.name)
     running = await worker(processes, proxy.dsn, f"--processes={count}", *LONG)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LEASE, HEARTBEAT, WATCHDOG = 3.0, 1.0, 0.5
-FAST = {"lease": LEASE, "heartbeat": HEARTBEAT, "watchdog": WATCHDOG, "cleanup": 0.2, "poll": 0.2, "grace": 5.0}
+FAST = {"lease": LEASE, "heartbeat": HEARTBEAT, "watchdog": WATCHDOG, "cleanup": 0.2, "poll": 1.0, "grace": 5.0}
 SLACK = 2.0  # seconds that a loaded machine may take beyond what the settings say
 
 

@@ -631,7 +631,7 @@ async def test_a_worker_of_the_command_line_sends_its_spans_and_those_of_its_chi
             sql.execute("SELECT pulse.enqueue(%s, traceparent => %s)", [kind, PARENT])
     start = processes.pulse_trio if more else processes.command
     worker = await start(
-        "run", "app:handlers", f"--dsn={dsn}", "--poll=0.2", *more,
+        "run", "app:handlers", f"--dsn={dsn}", "--poll=1", *more,
         env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": tracing.endpoint},
     )  # fmt: skip
     await until(dsn, "SELECT FROM pulse.jobs WHERE finished_at IS NOT NULL HAVING count(*) = 2")

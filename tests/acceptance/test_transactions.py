@@ -26,9 +26,9 @@ async def test_killed_at_every_await_in_turn_a_handlers_writes_and_its_completio
     shutil.copy(Path(__file__).parents[1] / "support" / "killed_app.py", tmp_path / "app.py")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE public.ledger (job bigint, attempt int)")
-    client = SyncClient(dsn)
-    for number in range(JOBS):
-        client.enqueue("pay", queue=f"q{number}")
+        client = SyncClient(connection)
+        for number in range(JOBS):
+            client.enqueue("pay", queue=f"q{number}")
 
     killer = await processes.python("app.py", dsn, env={**os.environ})
     # It forks a worker for each job, which is killed at its own place, until one place is past the handler's end.

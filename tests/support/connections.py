@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import select
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -18,28 +19,31 @@ if TYPE_CHECKING:
     from pulse_trio.postgres import TrioConnection
     from pulse_trio.store import WorkerStore
 
-_idle: dict[str, list[psycopg.Connection[Any]]] = {}
-"""By the DSN of a database: another DSN means another way there, or another session."""
+_idle: dict[str, tuple[list[psycopg.Connection[Any]], list[psycopg.Connection[Any]]]] = {}
+"""By the DSN of a database, since another DSN means another way there, or another session: those that plan each statement anew,
+and those that plan it once."""
 
 
 @contextmanager
 def keeping(dsn: str) -> Generator[None]:
     """Connections to this database are kept while the block runs."""
-    _idle[dsn] = []
+    _idle[dsn] = [], []
     try:
         yield
     finally:
-        for connection in _idle.pop(dsn):
+        for connection in chain(*_idle.pop(dsn)):
             connection.close()
 
 
 @contextmanager
-def lent(dsn: str) -> Generator[psycopg.Connection[Any]]:
+def lent(dsn: str, *, planned_once: bool = False) -> Generator[psycopg.Connection[Any]]:
     """A connection in autocommit mode, not necessarily new: whoever has it leaves its session as it was.
 
-    A test may restart the server or end its sessions: a connection that has heard anything meanwhile is not lent again.
+    A test may restart the server or end its sessions: a connection that has heard anything meanwhile is not lent again. To plan
+    a query of `pulse.jobs` takes ten times as long as to answer it: who asks the same again and again has it `planned_once`.
     """
-    idle = _idle.get(dsn)
+    kept = _idle.get(dsn)
+    idle = None if kept is None else kept[planned_once]
     connection = None
     while idle and connection is None:
         if is_quiet(found := idle.pop()):
@@ -47,14 +51,16 @@ def lent(dsn: str) -> Generator[psycopg.Connection[Any]]:
         else:
             found.close()
     if connection is None:
-        # Without prepared statements: a test may migrate the database between two of them.
-        connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+        # Else without prepared statements: a test may migrate the database between two of them.
+        connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=0 if planned_once else None)
+        if planned_once:
+            connection.execute("SET plan_cache_mode = force_generic_plan", prepare=False)
     try:
         yield connection
     except BaseException:
         connection.close()
         raise
-    if idle is not None and idle is _idle.get(dsn) and is_quiet(connection):
+    if idle is not None and kept is _idle.get(dsn) and is_quiet(connection):
         idle.append(connection)
     else:
         connection.close()

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import trio
 
 from pulse_trio import SyncClient
-from support.connections import is_quiet
+from support.connections import is_quiet, lent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    import psycopg
 
     from pulse_trio.testing.faults.processes import Processes, Running
 
 LEASE, HEARTBEAT, WATCHDOG, CLEANUP = 6.0, 2.0, 0.5, 0.5
 RUN = [
     "run", "app:handlers", f"--lease={LEASE}", f"--heartbeat={HEARTBEAT}", f"--watchdog={WATCHDOG}",
-    f"--cleanup={CLEANUP}", "--poll=0.2",
+    f"--cleanup={CLEANUP}", "--poll=1",
 ]  # fmt: skip
 
 
@@ -30,32 +31,31 @@ async def worker(processes: Processes, dsn: str, *more: str) -> Running:
 
 def enqueue(dsn: str, kind: str = "held", count: int = 1, **args: Any) -> list[int]:
     """Ids of so many new jobs."""
-    client = SyncClient(dsn)
-    return [client.enqueue(kind, args, max_attempts=5).id for _ in range(count)]
+    with lent(dsn) as connection:
+        client = SyncClient(connection)
+        return [client.enqueue(kind, args, max_attempts=5).id for _ in range(count)]
 
 
 def rows(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
     """What a query gives now."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with lent(dsn) as connection:
         return connection.execute(query.encode(), parameters).fetchall()
 
 
 @contextmanager
 def looking(dsn: str) -> Generator[Callable[..., list[tuple[Any, ...]]]]:
     """What queries give one after the other: on one connection, unless a test ends it."""
-    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    with ExitStack() as stack:
+        connection: psycopg.Connection[Any] | None = None
 
-    def look(query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        nonlocal connection
-        if not is_quiet(connection):
-            connection.close()
-            connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
-        return connection.execute(query.encode(), parameters).fetchall()
+        def look(query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+            nonlocal connection
+            if connection is None or not is_quiet(connection):
+                stack.close()
+                connection = stack.enter_context(lent(dsn, planned_once=True))
+            return connection.execute(query.encode(), parameters).fetchall()
 
-    try:
         yield look
-    finally:
-        connection.close()
 
 
 async def until(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
