@@ -27,7 +27,7 @@ from pulse_trio.store.health import (
     Storage,
 )
 from pulse_trio.store.operations import WorkerRecord
-from pulse_trio.store.queues import QueueRecord
+from pulse_trio.store.queues import PausedKind, QueueRecord
 from pulse_trio.store.watching import Depths
 from pulse_trio.web.reading import overview
 from support.stores import Window, claim, end, open_store
@@ -268,6 +268,12 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"queues": [replace(QUEUE, oldest_available_age=400.0)]}, "warning", "backlog", "due for 6 min 40 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
         ({"owing": Owing(1, 17)}, "warning", "clean-ups", "job 17 owes its clean-up"),
+        (
+            {"paused_kinds": [PausedKind("pay now", datetime(2026, 11, 29, 9, 5, tzinfo=UTC))]},
+            "warning",
+            "paused kind",
+            "jobs of kind 'pay now' are not claimed: it has been paused since 2026-11-29 09:05 UTC",
+        ),
         ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were released 12 times"),
         (
             {"put_back": [PutBack("lost", 1, 1, 99)]},

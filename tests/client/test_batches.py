@@ -387,9 +387,9 @@ async def test_a_batch_of_the_callers_transaction_goes_with_it(dsn: str, window:
         async with connection.transaction(force_rollback=True):
             async with client.using(connection).batch() as batch:
                 await batch.enqueue(step, 1)
-            with pytest.raises(UnknownBatch):
+            with pytest.raises(UnknownBatch, match="one that a transaction makes is there for others when that has been"):
                 await batch.wait(timeout=5)
-        with pytest.raises(UnknownBatch, match=f"There is no batch {batch.id} "):
+        with pytest.raises(UnknownBatch, match=f"There is no batch {batch.id}\\."):
             await client.open_batch(batch.id)
     assert window.value("SELECT count(*) FROM batch_job") == 0
     assert window.value("SELECT count(*) FROM job") == 0
@@ -433,6 +433,9 @@ async def test_bad_input_is_refused_before_anything_is_written(dsn: str, window:
             await client.open_batch(0)
         with pytest.raises(UnknownBatch):
             await client.open_batch(10**6)
+        for wrong in (1.0, True, "1", None):
+            with pytest.raises(InvalidArguments, match="A batch's id is a whole number"):
+                await client.open_batch(wrong)  # type: ignore[arg-type]
         async with client.batch() as batch:
             with pytest.raises(InvalidArguments):
                 await batch.enqueue(step, "x")  # type: ignore[arg-type]

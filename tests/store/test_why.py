@@ -151,6 +151,9 @@ async def test_a_job_that_workers_put_back_again_and_again_has_no_handler(
     assert [r.text for r in reasons(window, job_id)] == [
         "Workers claim it and put it back: none of them has a handler for the kind unheard-of that takes its arguments."
     ]
+    # Each time it is due again a moment later, which is no reason of its own.
+    window.run("UPDATE job SET run_at = clock_timestamp() + interval '15 s' WHERE id = %s", job_id)
+    assert codes(window, job_id) == ["unknown_kind", "scheduled"]
 
 
 async def test_a_job_in_quarantine_says_since_when(store: WorkerStore, window: Window, queue: str) -> None:

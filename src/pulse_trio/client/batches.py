@@ -149,8 +149,8 @@ class Batch:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def close(self) -> None:
-        """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing. Raises
-        `InvalidTransition` if another program has closed it without the callback that was set here."""
+        """Closes the batch: it finishes with its last job, or when a worker next looks if it has none. Closing it again changes
+        nothing. Raises `InvalidTransition` if another program has closed it without the callback that was set here."""
         if not self._known:
             await self._means.run(batches.close_kept(self.id))
             return
@@ -166,7 +166,8 @@ class Batch:
 
     async def wait(self, timeout: float | None = None) -> BatchResult:  # noqa: ASYNC109 -- as JobRef.wait
         """Waits until the batch has finished, which it does within about a second of its last job; a batch that is not closed
-        never does. Raises `TimeoutError` after `timeout` seconds (0: looks once) and `UnknownBatch`."""
+        never does. Raises `TimeoutError` after `timeout` seconds (0: looks once) and `UnknownBatch`, as for one that your own
+        transaction has made and not committed."""
         if self._means.waits is None:
             raise UsageError(
                 "A client on your own connection cannot wait for batches: use open_client(dsn), and its using()."
@@ -211,8 +212,10 @@ def _check_callback(on_complete: object) -> None:
 
 
 async def open_batch(means: Means, batch_id: int) -> Batch:
-    """An existing batch. Raises `UnknownBatch`."""
+    """An existing batch. Raises `UnknownBatch`, and `InvalidArguments` for what is no whole number."""
+    if not isinstance(batch_id, int) or isinstance(batch_id, bool):
+        raise InvalidArguments(f"A batch's id is a whole number above 0, got {batch_id!r:.200}.")
     if not 0 < batch_id < 2**63:
-        raise UnknownBatch(f"A batch's id must be a whole number above 0, got {batch_id!r}.")
+        raise UnknownBatch(f"A batch's id is a whole number above 0, got {batch_id!r:.200}.")
     status: BatchStatus = await means.run(batches.status(batch_id))
     return Batch(means, batch_id, name=status.name)

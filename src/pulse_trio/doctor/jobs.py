@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..store import health as looking
@@ -50,6 +51,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from holders(found)
     yield from _workers(found)
     yield from _queues(found)
+    yield from _kinds(found)
     yield from _slots(found)
     yield from _attempts(found)
     yield from _schedules(found)
@@ -243,6 +245,16 @@ def _queues(found: Health) -> Iterator[Finding]:
         )
     if not late:
         yield Finding("ok", "backlog", f"no job has been due for more than {duration(BACKLOG)}")
+
+
+def _kinds(found: Health) -> Iterator[Finding]:
+    for kind in found.paused_kinds:
+        yield Finding(
+            "warning",
+            "paused kind",
+            f"jobs of kind {kind.kind!r} are not claimed: it has been paused since {kind.paused_at:%Y-%m-%d %H:%M %Z}",
+            f"pulse-trio queues resume --kind {quote(kind.kind)}",
+        )
 
 
 def _slots(found: Health) -> Iterator[Finding]:

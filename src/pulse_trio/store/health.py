@@ -9,6 +9,7 @@ from .arrays import numbers
 from .family import StuckTrees, stuck
 from .needed import missing_rights
 from .operations import Query, workers
+from .queues import PausedKind, paused_kinds
 from .watching import MOST, listed
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class Health:
     """What stale workers still hold; None if there is no such worker."""
     owing: Owing | None = None
     """Finished jobs that owe a clean-up; None if this role may not ask."""
+    paused_kinds: list[PausedKind] = field(default_factory=list[PausedKind])
 
 
 def server() -> Operation[Server]:
@@ -229,6 +231,7 @@ def health(known: Server) -> Operation[Health]:
         late,
         left,
         owing,
+        (yield from paused_kinds()),
     )
 
 

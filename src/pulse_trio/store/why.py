@@ -110,9 +110,10 @@ def reasons_of(facts: Facts) -> Iterator[Reason]:
         yield from _suspended(facts)
         return
     due = facts.due_in <= 0
-    if not due:
-        yield _later(facts)
     stopped = list(_stopped(facts))
+    if not due:
+        # A job that workers put back is due again in seconds, again and again: that is no reason of its own.
+        stopped.insert(int(facts.put_back), _later(facts))
     yield from stopped
     if due and not stopped:
         yield from _turn(facts)
