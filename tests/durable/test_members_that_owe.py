@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import trio
 
 from pulse_trio import Discard, InvalidTransition, Job, SyncClient
 from pulse_trio.states import State
 from pulse_trio.store import family, history
+from support.held_up import held_up, let_go, waits
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -238,6 +240,31 @@ async def test_a_root_waits_for_it_and_is_not_deleted_nor_pruned_meanwhile(trees
     trees.window.run("SELECT prune_trees('7 days')")
     assert trees.lines(child)
     assert kept
+
+
+async def test_a_retry_that_is_not_committed_keeps_its_root_from_being_deleted(trees: Trees) -> None:
+    claims = Claims(trees, "fails")
+    root, child = await claims.cut()
+    deleted: list[Any] = []
+
+    def delete() -> None:
+        with psycopg.connect(trees.dsn) as connection:
+            deleted.extend(connection.execute("SELECT deleted FROM pulse.do_delete_jobs(ARRAY[%s]::bigint[])", [root]))
+
+    place = "FROM job_archive d\n    WHERE d.id = ANY ($1)"
+    waiting = place.replace("job_archive d", "(SELECT {wait} OFFSET 0) w CROSS JOIN LATERAL (SELECT * FROM job_archive OFFSET 0) d")
+    with trio.fail_after(30), held_up(trees.dsn, "pulse.do_delete_jobs", place, with_wait=waiting) as holder:
+        async with trio.open_nursery() as nursery:
+            with psycopg.connect(trees.dsn) as connection:
+                # It has the root's row first, and nobody sees yet that the child lives.
+                SyncClient(connection).retry(child)
+                nursery.start_soon(trio.to_thread.run_sync, delete)
+                while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
+                    await trio.sleep(0.01)
+            let_go(holder)
+    assert deleted == [(False,)]
+    await trees.burst()
+    assert (claims.state(root), claims.state(child), claims.owes(child)) == ("completed", "cancelled", False)
 
 
 async def test_a_retry_of_the_root_meanwhile_waits_for_it(trees: Trees) -> None:
