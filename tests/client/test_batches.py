@@ -387,7 +387,9 @@ async def test_a_batch_of_the_callers_transaction_goes_with_it(dsn: str, window:
         async with connection.transaction(force_rollback=True):
             async with client.using(connection).batch() as batch:
                 await batch.enqueue(step, 1)
-            with pytest.raises(UnknownBatch, match="one that a transaction makes is there for others when that has been"):
+            with pytest.raises(
+                UnknownBatch, match="one that a transaction makes is there for others when that has been"
+            ):
                 await batch.wait(timeout=5)
         with pytest.raises(UnknownBatch, match=f"There is no batch {batch.id}\\."):
             await client.open_batch(batch.id)

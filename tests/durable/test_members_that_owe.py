@@ -252,7 +252,8 @@ async def test_a_retry_that_is_not_committed_keeps_its_root_from_being_deleted(t
             deleted.extend(connection.execute("SELECT deleted FROM pulse.do_delete_jobs(ARRAY[%s]::bigint[])", [root]))
 
     place = "FROM job_archive d\n    WHERE d.id = ANY ($1)"
-    waiting = place.replace("job_archive d", "(SELECT {wait} OFFSET 0) w CROSS JOIN LATERAL (SELECT * FROM job_archive OFFSET 0) d")
+    first = "(SELECT {wait} OFFSET 0) w CROSS JOIN LATERAL (SELECT * FROM job_archive OFFSET 0) d"
+    waiting = place.replace("job_archive d", first)
     with trio.fail_after(30), held_up(trees.dsn, "pulse.do_delete_jobs", place, with_wait=waiting) as holder:
         async with trio.open_nursery() as nursery:
             with psycopg.connect(trees.dsn) as connection:

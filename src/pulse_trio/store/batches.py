@@ -185,6 +185,6 @@ def refused(batch_id: int, error: UsageError) -> Operation[None]:
 
 def _unknown(batch_id: int) -> UnknownBatch:
     return UnknownBatch(
-        f"There is no batch {batch_id}. A finished one is removed when its retention has passed, and one that a transaction makes"
-        " is there for others when that has been committed."
+        f"There is no batch {batch_id}. A finished one is removed when its retention has passed, and one that a transaction"
+        " makes is there for others when that has been committed."
     )
