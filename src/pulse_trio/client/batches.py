@@ -211,7 +211,7 @@ def _check_callback(on_complete: object) -> None:
         raise InvalidArguments(f"on_complete must be a request, as handler.request(...) returns; got {on_complete!r}.")
 
 
-async def open_batch(means: Means, batch_id: int) -> Batch:
+async def open_batch(means: Means, batch_id: object) -> Batch:
     """An existing batch. Raises `UnknownBatch`, and `InvalidArguments` for what is no whole number."""
     if not isinstance(batch_id, int) or isinstance(batch_id, bool):
         raise InvalidArguments(f"A batch's id is a whole number above 0, got {batch_id!r:.200}.")
