@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from datetime import date, datetime, time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -124,6 +125,16 @@ class _Bounded:
             text = f"{text[:limit]}..."
         self._left -= len(text)
         return storable(text)
+
+
+def mistaken(record: logging.LogRecord) -> logging.LogRecord:
+    """What the log has for a record that cannot be written, for whoever catches why: a message and arguments that do not fit
+    together, most often. Logging's own report is a traceback on stderr, beside the lines of the log."""
+    place = f"{record.pathname}:{record.lineno}"
+    text = f"a line of the log could not be written: {rendered(lambda: repr(record.msg))[:_TEXT]}, of {place}"
+    said = logging.LogRecord(record.name, logging.ERROR, record.pathname, record.lineno, text, None, sys.exc_info())
+    said.pulse_trio_job = job_of(record)
+    return said
 
 
 def rendered(question: Callable[[], str]) -> str:

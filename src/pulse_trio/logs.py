@@ -7,11 +7,10 @@ import math
 import signal
 import sys
 import time
-import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .job_log import JobLogFilter
+from .job_log import JobLogFilter, mistaken
 from .log_formats import JsonFormatter, LineFormatter
 from .log_writer import LogWriter
 from .observe import (
@@ -122,8 +121,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
         if self._writer is None:
             super().handleError(record)
         elif logging.raiseExceptions:
-            text = f"--- Logging error ---\n{traceback.format_exc()}Message: {record.msg!r}\n"
-            self._writer.write(text.encode(self._encoding, "backslashreplace"))
+            self._writer.write(self._encoded(mistaken(record)))
 
     def flush(self) -> None:
         if self._writer is None:

@@ -31,6 +31,7 @@ log = logging.getLogger("library")
 def speak(how):
     assert current_job().kind == how
     log.warning("from %s", how, extra={"order": {"id": 5}, "bad": Bad(), "level": "theirs"})
+    log.info("%d of them", how)  # a mistake
 
 
 class Bad:
@@ -98,6 +99,11 @@ async def test_handlers_of_every_kind_log_with_their_job_and_extra_fields(
             }
             assert entry | told | {"extra_level": "theirs"} == entry
             assert "rendered" in entry["bad"]
+        mistakes = [entry for entry in spoken if entry["kind"] == kind and entry["level"] == "error"]
+        assert sorted(entry["job_id"] for entry in mistakes) == sorted(ids * 3)
+        for entry in mistakes:
+            assert entry["message"].startswith("a line of the log could not be written: '%d of them', of ")
+            assert "TypeError" in entry["traceback"]
     (started,) = [entry for entry in entries if entry.get("event") == "WorkerStarted"]
     assert started["job_id"] is None
 

@@ -27,7 +27,7 @@ import msgspec
 
 from ....current import Given, enter
 from ....handlers import Handler, Signature, encode_result
-from ....job_log import extra_of, job_of
+from ....job_log import extra_of, job_of, mistaken
 from ....jobs import CancelReason, Job
 from ....states import storable
 from ..job_states import not_durable
@@ -242,20 +242,25 @@ class Forwarded(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
-            logged = wire.Logged(
-                storable(record.name)[:_NAME],
-                record.levelno,
-                storable(record.getMessage())[:_MESSAGE],
-                record.created,
-                storable(traceback)[:_MESSAGE] if traceback else None,
-                job_of(record),
-                extra_of(record),
-            )
-        except Exception:
-            self.handleError(record)
-        else:
-            self._say(logged)
+            logged = _logged(record)
+        except Exception:  # as in the worker's log (logs.py)
+            if not logging.raiseExceptions:
+                return
+            logged = _logged(mistaken(record))
+        self._say(logged)
+
+
+def _logged(record: logging.LogRecord) -> wire.Logged:
+    traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+    return wire.Logged(
+        storable(record.name)[:_NAME],
+        record.levelno,
+        storable(record.getMessage())[:_MESSAGE],
+        record.created,
+        storable(traceback)[:_MESSAGE] if traceback else None,
+        job_of(record),
+        extra_of(record),
+    )
 
 
 def _die_with(lifeline: int) -> None:
