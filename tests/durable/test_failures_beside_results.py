@@ -241,15 +241,50 @@ def test_a_call_without_a_line_goes_on_where_all_that_are_left_may_have_none_any
     assert (turn.call.key, turn.line) == ("refund", None)
 
 
+OPENED = [
+    *FAILED[:2],
+    _line(3, Kind.MOMENT, "limit", "0:job", "100.0"),
+    FAILED[3],
+    _line(5, Kind.SCOPE_CANCELLED, "limit", value='{"at": ["children"]}'),
+]
+"""A task opened a scope while the failure was on its way, which cut that task short after it did others."""
+
+
+def test_a_scope_that_was_opened_while_a_failure_was_on_its_way_may_be_opened_no_more() -> None:
+    """Tasks of the failed one had steps under way, and took longer to close than in the attempts that came after."""
+    replay = replay_of([*OPENED, FAILED[5]], "last")
+    assert replay.turn() is None
+    assert replay.goes_on_without()
+    turn = replay.turn()
+    assert turn is not None
+    assert turn.line == FAILED[5]
+
+
+def test_a_line_that_was_written_before_the_first_task_goes_on_after_a_failure_may_have_no_call_any_more() -> None:
+    """The attempt was lost with its worker before one did."""
+    event = _line(3, Kind.EVENT, "event", "event", "1")
+    replay = replay_of([*FAILED[:2], event], "then")
+    assert replay.turn() is None
+    assert not replay.goes_on_without()
+    replay.left_out.goes_on_after(1)
+    assert replay.goes_on_without()
+    turn = replay.turn()
+    assert turn is not None
+    assert turn.call is not None
+    assert (turn.call.key, turn.line) == ("then", None)
+
+
 @pytest.mark.parametrize(
     ("lines", "waiting"),
     [
+        ([*OPENED[:2], *OPENED[3:], FAILED[5]], ["last"]),
         (FAILED, ["then", "another"]),
         ([*FAILED[:3], *FAILED[4:]], ["then"]),
         ([FAILED[0], *FAILED[3:]], ["last"]),
         ([FAILED[0], FAILED[1], FAILED[3], FAILED[4], FAILED[5]], ["last"]),
     ],
     ids=[
+        "the scope had been opened before it",
         "a call without a line waits",
         "no task has gone on after it",
         "the line is another's",

@@ -239,6 +239,7 @@ class Failures:
         lines = [failure.line for failure in taken if failure.line is not None and not failure.binds]
         for line in lines:
             self._mark(line, "taken")
+            self._history.replay.left_out.goes_on_after(line)
         return bool(lines)
 
     def _are_needed(self) -> bool:

@@ -6,6 +6,7 @@ With a block's failure goes the line which says that its body was cut short for 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ...lines import CALL_OF, Kind
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 class LeftOut:
     """Of one attempt. `ordered` is the history without its moments, which `told` are; `moments` has their values by key."""
 
-    __slots__ = ("_by_key", "_moments", "_on_their_way", "lines", "marks")
+    __slots__ = ("_by_key", "_moments", "_on_their_way", "_told", "lines", "marks")
 
     def __init__(self, ordered: Sequence[Line], told: Sequence[Line], moments: dict[str, float]) -> None:
         self._moments = moments
         self._by_key = {line.key: line for line in ordered if self._is_forgotten(line)}
         """Failures by the keys of their calls, and what cut a body short by the key of its scope."""
-        taken = {line.key: line.line for line in told}
-        self._on_their_way = [
-            (line.line, taken[mark(line.line, "taken")])
+        self._told = {line.key: line.line for line in told}
+        self._on_their_way: list[tuple[int, float]] = [
+            (line.line, self._told[mark(line.line, "taken")])
             for line in ordered
-            if line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and mark(line.line, "taken") in taken
+            if line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and mark(line.line, "taken") in self._told
         ]
         """The numbers of failures, and of what says that a task has gone on after them."""
         self.marks: list[str] = []
@@ -55,10 +56,21 @@ class LeftOut:
         """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
         return self._by_key.get(line.key) == line
 
+    def goes_on_after(self, failure: int) -> None:
+        """A task of this attempt has gone on after the failure with this number, as none had before: all that was written since
+        was so while it was on its way."""
+        self._on_their_way.append((failure, math.inf))
+
     def may_be_gone(self, line: Line) -> bool:
         """Whether the line was written while a failure was on its way up through the handler's tasks. Its call began in a task
-        which that failure had yet to cut short, and may cut short sooner now: which of the two was first no line says."""
-        return line.kind in CALL_OF and any(failed < line.line < taken for failed, taken in self._on_their_way)
+        which that failure had yet to cut short, and may cut short sooner now: which of the two was first no line says. So it is
+        with a scope that was opened then, whenever it struck: its moment says when that was."""
+        numbers = [line.line]
+        if line.kind is Kind.SCOPE_CANCELLED and line.key in self._told:
+            numbers.append(self._told[line.key])
+        return line.kind in CALL_OF and any(
+            failed < number < taken for failed, taken in self._on_their_way for number in numbers
+        )
 
     def of(self, keys: Iterable[str]) -> list[Line]:
         """Those with these keys."""
