@@ -268,6 +268,51 @@ async def test_a_retry_that_is_not_committed_keeps_its_root_from_being_deleted(t
     assert (claims.state(root), claims.state(child), claims.owes(child)) == ("completed", "cancelled", False)
 
 
+@pytest.mark.parametrize("row", ["there", "dropped with its day"])
+async def test_all_of_its_tree_stays_while_it_waits_and_for_the_retention_after_its_end(row: str, trees: Trees) -> None:
+    claims = Claims(trees, "fails", "fails")
+    root, child = await claims.cut()
+    _, other = await claims.cut()
+    run = trees.window.run
+    # One tree of two claims: what is left of the other's root is nothing.
+    run("UPDATE member SET root_id = %s, parent_id = %s, child_key = 'other' WHERE job_id = %s", root, root, other)
+    run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, other)
+    run("DELETE FROM job_archive WHERE kind = 'claim' AND id <> %s", root)
+    run("DELETE FROM durable_job WHERE depth = 0 AND job_id <> %s", root)
+
+    def time_passes() -> None:
+        run("UPDATE durable_job SET root_ended_at = root_ended_at - interval '10 days'")
+
+    def upkeep() -> tuple[list[Any], ...]:
+        for _ in range(2):
+            run("SELECT prune('7 days')")
+            run("SELECT prune_trees('7 days')")
+        archived = [one["id"] for one in run("SELECT id FROM job_archive ORDER BY id")]
+        return archived, run("SELECT job_id FROM member ORDER BY 1"), trees.lines(child), trees.lines(other)
+
+    # Another than the longest: rows go one by one. These are old enough.
+    run("INSERT INTO queue (name, retention) VALUES ('default', '1 day')")
+    run(
+        "CREATE TABLE job_archive_20200101 PARTITION OF job_archive FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z');"
+        "UPDATE job_archive SET finished_at = '2020-01-01 12:00Z'"
+    )
+    if row != "there":
+        run("DELETE FROM job_archive WHERE id = %s", root)
+    claims.client.retry(child)
+    before = upkeep()
+    time_passes()
+    assert upkeep() == before
+    await trees.burst()
+    assert (claims.state(child), claims.owes(child), claims.bank[-1]) == ("cancelled", False, "refunded charge")
+    ended = [root, child, other] if row == "there" else [child, other]
+    assert upkeep()[:2] == (ended, [{"job_id": child}, {"job_id": other}])
+    time_passes()
+    run(
+        "INSERT INTO queue (name, retention) VALUES ('another', '1 hour')"
+    )  # days that are done with are looked at again
+    assert upkeep()[:2] == ([], [])
+
+
 async def test_a_retry_of_the_root_meanwhile_waits_for_it(trees: Trees) -> None:
     claims = Claims(trees, "fails", "waits")
     root, child = await claims.cut()

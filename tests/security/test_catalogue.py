@@ -165,6 +165,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function lives_on": {},
     "function make_due": {},
     "function member_lives": {},
+    "function member_lives_of": {},
+    "function tree_is_kept": {},
     "function watch_among": {},
     "function make_durable": {},
     "function member_ended": {},

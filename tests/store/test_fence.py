@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from pulse_trio.jobs import Claim
+from pulse_trio.store import operations
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
@@ -276,6 +277,10 @@ async def test_an_earlier_session_ends_when_no_job_of_it_is_held(
     for _ in range(3):
         await store.touch(2, set(sessions), draining=False)
         assert shown() == sessions  # its job is held
+    # Only the newest has slots, and jobs: the two are one worker, and were counted as twice its slots.
+    records = {one.id: one for one in window.do(operations.workers()) if one.id in sessions}
+    counted = [(records[one].concurrency, records[one].running, records[one].is_live) for one in sessions]
+    assert counted == [(0, 0, False), (100, 2, True)]
     await store.touch(1, {after.session}, draining=False)
     assert shown() == sessions  # the job's last report may be on its way
     await store.touch(1, {after.session}, draining=False)

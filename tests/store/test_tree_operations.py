@@ -586,6 +586,7 @@ def test_a_root_that_goes_by_its_queues_own_retention_takes_its_members_along(wo
     a.complete(parent)
     watch.run("INSERT INTO queue (name, retention) VALUES ('short', '1 second'), ('children', '1 second')")
     watch.run("UPDATE job_archive SET finished_at = finished_at - interval '10 seconds'")
+    watch.run("UPDATE durable_job SET root_ended_at = root_ended_at - interval '10 seconds'")
     watch.value("SELECT prune('7 days')")
     assert watch.run("SELECT child_key FROM jobs") == [("0",)]
     watch.value("SELECT prune_trees('7 days')")

@@ -258,7 +258,7 @@ def retention(
     """Show or set how long finished jobs of a queue are kept.
 
     TIME is a duration such as 12h, 3d or 4w, or "default" for the workers' setting --retention. Jobs are deleted in the
-    background, within an hour after that.
+    background, within an hour after that; those of the longest retention go when all of their day has passed it.
     """
     with open_store(dsn, schema) as client:
         if queue is not None and time is not None:

@@ -115,7 +115,7 @@ def _released(back: PutBack) -> Finding:
 
 def _workers(found: Health) -> Iterator[Finding]:
     yield from _stale([worker for worker in found.workers if worker.state == "stale"], found.left)
-    live = [worker for worker in found.workers if worker.state in ("running", "draining")]
+    live = [worker for worker in found.workers if worker.is_live]
     waiting = sum(queue.available for queue in found.queues)
     more = any(queue.at_least for queue in found.queues)
     running = sum(worker.running for worker in live)
@@ -258,7 +258,7 @@ def _kinds(found: Health) -> Iterator[Finding]:
 
 
 def _slots(found: Health) -> Iterator[Finding]:
-    live = [worker for worker in found.workers if worker.state in ("running", "draining")]
+    live = [worker for worker in found.workers if worker.is_live]
     slots, running = sum(w.concurrency for w in live), sum(w.running for w in live)
     oldest = max((queue.oldest_available_age or 0.0 for queue in found.queues), default=0.0)
     if slots and running / slots > FULL and oldest > WAITED:

@@ -81,6 +81,12 @@ class WorkerRecord:
     beat_age: float = 0.0
     """Seconds since its last sign of life, by the database's clock."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it is a worker that runs. One whose connection was lost has an earlier session, too, until the jobs of that
+        one have ended: it has no slots, and is no other worker."""
+        return self.state in ("running", "draining") and self.concurrency > 0
+
 
 _RETRY_TRIES = 10
 _META = 25

@@ -92,7 +92,7 @@ def _title(model: Model, columns: int) -> Text:
 def _summary(frame: Frame) -> Text:
     from rich.text import Text
 
-    live = [worker for worker in frame.glance.workers if worker.state in ("running", "draining")]
+    live = [worker for worker in frame.glance.workers if worker.is_live]
     slots, running = sum(w.concurrency for w in live), sum(w.running for w in live)
     line = f"workers {len(live)}   slots {running:,}/{slots:,}"
     if frame.rates is not None:

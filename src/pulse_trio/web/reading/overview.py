@@ -61,7 +61,7 @@ async def read(site: Site) -> Overview:
         depths = await operations.run(connection, database.schema, watching.depths())
         workers = await operations.run(connection, database.schema, operations.workers())
         kinds = await operations.run(connection, database.schema, queues.paused_kinds())
-    alive = [w for w in workers if w.state in ("running", "draining")]
+    alive = [w for w in workers if w.is_live]
     rates, problem = None, None
     try:
         rates = await _rates(site.live, site)
