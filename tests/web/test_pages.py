@@ -86,6 +86,29 @@ async def test_a_program_whose_filter_cannot_be_read_is_refused(
     assert "jobs" not in twin.json()
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("batches?before=abc", "The filter before cannot be 'abc'."),
+        (f"batches?before={'9' * 25}", "The filter before cannot be '9999"),
+        ("batches?before=1&before=2", "The filter before is given 2 times"),
+        ("batches?after=1", "There is no filter 'after'. The filters are: before."),
+        ("workers?gone=maybe", "The filter gone cannot be 'maybe'."),
+        ("queues?x=1", "There is no filter 'x'. This page has none."),
+        ("schedules?x=1", "There is no filter 'x'."),
+        ("overview?x=1", "There is no filter 'x'."),
+        ("doctor?x=1", "There is no filter 'x'."),
+    ],
+)
+async def test_a_program_is_refused_where_a_page_has_no_such_filter(
+    site: httpx.AsyncClient, path: str, reason: str
+) -> None:
+    """It got 200, and all there was."""
+    answer = await site.get(f"/api/{path}")
+    assert (answer.status_code, reason in answer.json()["error"]) == (400, True)
+    assert (await site.get(f"/api/{path.partition('?')[0]}?")).status_code == 200
+
+
 async def test_blanks_at_the_ends_of_a_key_are_a_part_of_it(site: httpx.AsyncClient, window: Window) -> None:
     """The job was not found, by the link on its own page either."""
     job_id = window.value("SELECT enqueue(' send ', '{}', queue => 'mail', key => ' pad ')")

@@ -5,17 +5,19 @@ A page reads the database once into a record (a dataclass, from `reading/`); its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
+from ...errors import UsageError
 from ..live import stream
 from ..rendering import page, twin
 from ..site import site_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -33,6 +35,9 @@ class Page:
     `read` returns its record. `template` shows it. `live` names the partial template that the page includes within
     `<div data-live="{{ url('/live' ~ path) }}">`, and that its stream sends again when it has changed; None for a page that
     does not move. `api` is the path of its twin, by default `/api` and `path`.
+
+    `filters` has a pattern for each parameter of the query: the twin refuses another name or value, which a program would take
+    for heeded. None: `read` does that itself.
     """
 
     path: str
@@ -40,6 +45,7 @@ class Page:
     read: Read
     live: str | None = None
     api: str | None = None
+    filters: Mapping[str, str] | None = field(default_factory=dict[str, str])
 
     def routes(self) -> Sequence[BaseRoute]:
         """The page, its twin, and its stream."""
@@ -52,8 +58,22 @@ class Page:
         return page(request, self.template, await self.read(request, site_of(request)), live=True)
 
     async def _twin(self, request: Request) -> Response:
+        if self.filters is not None:
+            _check(request.query_params.multi_items(), self.filters)
         return twin(request, await self.read(request, site_of(request)))
 
     async def _live(self, request: Request) -> Response:
         assert self.live is not None  # noqa: S101 -- no route leads here without it
         return stream(request, self.live, self.read)
+
+
+def _check(given: Sequence[tuple[str, str]], filters: Mapping[str, str]) -> None:
+    names = [name for name, _ in given]
+    for name, value in given:
+        if name not in filters:
+            there = f"The filters are: {', '.join(filters)}." if filters else "This page has none."
+            raise UsageError(f"There is no filter {name[:40]!r}. {there}")
+        if names.count(name) > 1:
+            raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
+        if value and not re.fullmatch(filters[name], value, re.ASCII):
+            raise UsageError(f"The filter {name} cannot be {value[:40]!r}.")

@@ -32,5 +32,5 @@ async def read_one(request: Request, site: Site) -> reading.Batch:
     return await reading.read_one(site.database, batch_id)
 
 
-PAGE = Page("/batches", "batches.html", read, live="parts/batches.html")
+PAGE = Page("/batches", "batches.html", read, live="parts/batches.html", filters={"before": r"\d{1,18}"})
 ONE = Page("/batches/{id:int}", "batch.html", read_one, live="parts/batch.html")

@@ -22,4 +22,4 @@ async def read(request: Request, site: Site) -> reading.Jobs:
     return await reading.find(site.database, request.query_params)
 
 
-PAGE = Page("/jobs", "jobs.html", read)
+PAGE = Page("/jobs", "jobs.html", read, filters=None)

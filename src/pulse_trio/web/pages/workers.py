@@ -18,4 +18,4 @@ async def read(request: Request, site: Site) -> reading.Workers:
     return await reading.read(site.database, gone=request.query_params.get("gone") == "1")
 
 
-PAGE = Page("/workers", "workers.html", read, live="parts/workers.html")
+PAGE = Page("/workers", "workers.html", read, live="parts/workers.html", filters={"gone": "[01]"})
