@@ -2,7 +2,8 @@
 -- A member that owes its clean-up may be retried when its root is settled. The upkeep knew that of the tree's end alone (root_ended_at), and not where it
 -- asked about the rows of roots or about members that wait: the root's row went by its own end, and with it all of the tree that did not run. The
 -- member found its child missing, and its refund was lost; so were the clean-ups that its siblings owed. A root's row stays now for as long as its
--- tree, unless the whole day of its end is dropped; and of a tree of which a member lives nothing goes.
+-- tree, unless the whole day of its end is dropped; and of a tree of which a member lives nothing goes. (Members are told from roots by one probe, before
+-- the function is called: an hourly sweep passes all that are kept.)
 CREATE FUNCTION :"schema".member_lives_of(root bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
   SELECT (SELECT true FROM member m WHERE m.root_id = $1 AND (SELECT j.id FROM job j WHERE j.id = m.job_id) IS NOT NULL LIMIT 1) IS TRUE
@@ -27,7 +28,8 @@ BEGIN
      '          AND NOT EXISTS (SELECT FROM member m WHERE m.job_id = d.id)
 ',
      '          AND NOT EXISTS (SELECT FROM member m WHERE m.job_id = d.id)
-          AND (in_tree(d.options) AND tree_is_kept(d.id, now() - coalesce((SELECT q.retention FROM queue q WHERE q.name = d.queue), $3))) IS NOT TRUE
+          AND (in_tree(d.options) AND (SELECT f.root_id = f.job_id FROM durable_job f WHERE f.job_id = d.id)
+               AND tree_is_kept(d.id, now() - coalesce((SELECT q.retention FROM queue q WHERE q.name = d.queue), $3))) IS NOT TRUE
 '],
     ['prune_trees(interval, int)',
      '                AND NOT EXISTS (SELECT FROM job j WHERE j.id = d.job_id)
