@@ -632,3 +632,60 @@ async def test_another_way_that_an_attempt_took_because_plain_code_had_failed_ne
     job_id = trees.enqueue("order")
     await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
     assert (await trees.ended(job_id))["result"] == "cached"
+
+
+@pytest.mark.parametrize("means", ["channel", "lock"])
+async def test_nothing_goes_on_live_beside_a_compensation_that_this_attempt_does_without(
+    means: str, trees: Trees
+) -> None:
+    """Tasks that wait for one another have no order that the history knows, so they may go on live before what is left of it.
+    They did so with an order whose charge had been refunded."""
+    bank: list[str] = []
+    done: list[int] = []
+
+    async def charge() -> None:
+        bank.append("charged")
+
+    async def refund() -> None:
+        bank.append("refunded")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        send, receive = trio.open_memory_channel[int](0)
+        lock = trio.Lock()
+
+        async def make() -> None:
+            done.append(job.attempt)
+
+        async def produce() -> None:
+            async with lock if means == "lock" else send:
+                await job.step(make, key="make")
+                if means == "channel":
+                    await send.send(1)
+
+        await job.step(charge)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(produce)
+                if job.attempt == 1:
+                    raise OSError("no client")
+                await trio.testing.wait_all_tasks_blocked()
+                if means == "lock":
+                    async with lock:
+                        pass
+                else:
+                    await receive.receive()
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund)
+            raise
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
+            trees.again()
+    error = trees.job(job_id)["error"]
+    assert (bank, done) == (["charged", "refunded"], [])
+    assert "An attempt before failed of plain code (" in error
+    assert f"pulse-trio jobs retry {job_id} --afresh" in error

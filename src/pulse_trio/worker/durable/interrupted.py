@@ -184,6 +184,18 @@ def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
     return rests and (told != 1.0 or for_long)
 
 
+def comes_after_undoing(durable: Durable) -> bool:
+    """Whether what is left of the history has calls of a compensation: an attempt before made them because plain code had
+    failed. What goes on live before those would build on what is refunded."""
+    replay = durable.history.replay
+    lines = () if replay.resumed is None else replay.resumed.lines
+    told = sorted((one.line, float(one.value or 0)) for one in lines if one.kind is Kind.MOMENT and one.key == UNDONE)
+    # What the last one says counts: that nothing was undone after all, or a person has looked.
+    if not told or told[-1][1] == 1.0 or replay.last_line is None:
+        return False
+    return replay.last_line.line > min(number for number, said in told if said != 1.0)
+
+
 async def leave_undone(durable: Durable, error: BaseException) -> None:
     """The attempt has failed. If no call that it made because of plain code has a line, nothing was undone. If it has failed of
     that, all is: a later attempt of a job that was cancelled meanwhile need not fail again to know it."""

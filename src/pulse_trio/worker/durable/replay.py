@@ -349,6 +349,11 @@ class Replay:
         return self._lines[0] if self._lines else None
 
     @property
+    def last_line(self) -> Line | None:
+        """The last line that is still to come."""
+        return self._lines[-1] if self._lines else None
+
+    @property
     def strikes_next(self) -> bool:
         """Whether the next line says that a scope struck which is open."""
         line = self.next_line

@@ -13,7 +13,7 @@ from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
 from .half_undone import fail_instead, learn_what_was_undone
-from .interrupted import goes_elsewhere, is_partly_plain, misfit, plain_failure
+from .interrupted import comes_after_undoing, goes_elsewhere, is_partly_plain, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
@@ -182,6 +182,8 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
         return stands_long_enough(durable, stood_still)
     elif durable.cancelling.is_held_back:
         misfit(durable, replay.stuck(reordered=True), durable.standing)
+    elif comes_after_undoing(durable):
+        misfit(durable, replay.stuck(), durable.standing)
     elif replay.goes_on_by_keys():
         durable.hand_out()
     return False
@@ -211,7 +213,11 @@ def help_those_who_ask(durable: Durable, asking: AbstractSet[trio.lowlevel.Task]
         return
     if not durable.failures.recall():
         durable.hand_out(early=True)
-    if replay.next_line is not line or replay.goes_on_by_keys():
+    if replay.next_line is not line:
+        durable.hand_out()
+    elif comes_after_undoing(durable):
+        misfit(durable, replay.stuck(), durable.standing)
+    elif replay.goes_on_by_keys():
         durable.hand_out()
 
 
