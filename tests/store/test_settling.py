@@ -11,7 +11,7 @@ import trio
 
 from pulse_trio.jobs import Claim, RetryAfter, Snooze
 from pulse_trio.states import FINISHED, outcome_of_error, storable
-from pulse_trio.store import ClaimCursor, operations
+from pulse_trio.store import ClaimCursor, operations, rows
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
@@ -416,3 +416,35 @@ async def test_what_is_handed_over_wakes_an_idle_worker(
     window.run("SELECT 1")
     assert [n.payload for n in window.connection.notifies(timeout=0)] == [queue] * woken
     await other.withdraw_idle()
+
+
+async def test_a_report_that_cannot_be_written_of_a_locked_row_is_to_be_sent_again(
+    room_dsn: str, store: WorkerStore, window: Window, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for one whose lease is lost: the job ran until its lease was over, and then once more."""
+    job_id = window.enqueue(queue)
+    refused = end(await claim_one(store, queue), "failed", error="no")
+
+    async def bury_locked(*args: Any) -> tuple[str, str] | None:
+        with Window(room_dsn) as other:
+            other.run("BEGIN")
+            other.run("SELECT FROM job WHERE id = %s FOR NO KEY UPDATE", job_id)
+            return await rows.bury(*args)
+
+    refuse = f"refuse_{job_id}"
+    body = "BEGIN RAISE 'no' USING ERRCODE = '22003'; END"
+    window.run(f"CREATE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
+    window.run(
+        f"CREATE TRIGGER {refuse} BEFORE UPDATE ON job FOR EACH ROW WHEN (NEW.id = {job_id} AND NEW.state <> 2)"
+        f" EXECUTE FUNCTION {refuse}()"
+    )
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("pulse_trio.store.outcomes.bury", bury_locked)
+            settled = await store.settle([refused])
+        assert (settled.accepted, settled.refused, settled.again) == ([], [], [refused])
+        (written,) = (await store.settle([refused])).accepted
+        assert "BadRow: the report of this attempt (failed) could not be written" in (written.error or "")
+        assert window.value("SELECT state FROM jobs WHERE id = %s", job_id) == "dead"
+    finally:
+        window.run(f"DROP FUNCTION {refuse}() CASCADE")

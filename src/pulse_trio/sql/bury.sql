@@ -18,3 +18,8 @@ WITH held AS MATERIALIZED (
   SELECT id, attempt, locked_by, started_at, clock_timestamp(), %(outcome)s::text, %(error)s::text FROM finished
 )
 SELECT id, kind::text, queue::text FROM finished WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0
+UNION ALL
+-- It is there, and locked: by whoever looks at its tree, say.
+SELECT NULL, NULL, NULL FROM :"schema".job j
+WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = :state.running
+  AND NOT EXISTS (SELECT FROM held)

@@ -144,10 +144,13 @@ class OutcomeWriter:
         said = f"BadRow: the report of this attempt ({outcome.kind}) could not be written: {said_of(error)}"
         if outcome.error:
             said += f"\n\nIt said:\n{outcome.error}"
-        self._callbacks.bad_row(claim.id, claim.kind, f"report of {outcome.kind}", said_of(error))
         # A completion that could not be written is noted as a failure.
         noted = "failed" if outcome.kind == "completed" else outcome.kind
-        buried = await self.bury(connection, (claim.id, claim.attempt, claim.session), noted, said)
+        try:
+            buried = await self.bury(connection, (claim.id, claim.attempt, claim.session), noted, said)
+        except psycopg.errors.LockNotAvailable:
+            return Settlement([], [], [outcome])
+        self._callbacks.bad_row(claim.id, claim.kind, f"report of {outcome.kind}", said_of(error))
         return (
             Settlement([], [outcome], []) if buried is None else Settlement([Outcome(claim, noted, error=said)], [], [])
         )
@@ -236,7 +239,10 @@ class OutcomeWriter:
     ) -> bool:
         """Makes a job dead that PostgreSQL refuses to put back. `kind` is "" if unknown."""
         said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{error}"
-        buried = await self.bury(connection, fence, "rescued", storable(said))
+        try:
+            buried = await self.bury(connection, fence, "rescued", storable(said))
+        except psycopg.errors.LockNotAvailable:
+            return False  # the next look finds it again
         self._callbacks.bad_row(fence[0], kind or buried or "", "rescue", said_of(refused))
         return buried is not None
 

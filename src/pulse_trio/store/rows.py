@@ -73,7 +73,8 @@ async def bury(
     """Makes one running job dead, fenced by (id, attempt, session): with the producer's columns or, if that is refused, without
     them.
 
-    Returns its kind and its queue; None if no such attempt exists (any more), or if even that is refused."""
+    Returns its kind and its queue; None if no such attempt exists (any more), or if even that is refused. Raises
+    `LockNotAvailable` if somebody else has its row just now."""
     job_id, attempt, session = fence
     parameters = {"id": job_id, "attempt": attempt, "session": session, "outcome": outcome, "error": error}
     for bare in (False, True):
@@ -85,6 +86,8 @@ async def bury(
             continue
         if row is None:
             return None
-        _, kind, queue = row
+        found, kind, queue = row
+        if found is None:
+            raise psycopg.errors.LockNotAvailable
         return kind, queue
     return None

@@ -138,7 +138,13 @@ def help_on(durable: Durable, since: float) -> bool:
     if stuck and replay.goes_on_without():
         durable.hand_out()
     elif stuck:
-        if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):
+        undone = comes_after_undoing(durable)
+        if (
+            not undone
+            and replay.out_of_order
+            and plain_failure(durable, durable.standing) is None
+            and may_begin_anew(durable)
+        ):
             return True
         misfit(durable, replay.stuck(), durable.standing)
     elif very_long:
@@ -178,7 +184,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
         return False
     if durable.failures.recall():
         durable.hand_out()
-    elif may_cut(durable) and may_begin_anew(durable):
+    elif may_cut(durable) and may_begin_anew(durable) and not comes_after_undoing(durable):
         return stands_long_enough(durable, stood_still)
     elif durable.cancelling.is_held_back:
         misfit(durable, replay.stuck(reordered=True), durable.standing)
