@@ -429,7 +429,10 @@ async def test_a_report_that_cannot_be_written_of_a_locked_row_is_to_be_sent_aga
         with Window(room_dsn) as other:
             other.run("BEGIN")
             other.run("SELECT FROM job WHERE id = %s FOR NO KEY UPDATE", job_id)
-            return await rows.bury(*args)
+            try:
+                return await rows.bury(*args)
+            finally:
+                other.run("ROLLBACK")
 
     refuse = f"refuse_{job_id}"
     body = "BEGIN RAISE 'no' USING ERRCODE = '22003'; END"
