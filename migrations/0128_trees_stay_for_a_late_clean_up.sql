@@ -1,9 +1,8 @@
 -- works with programs from: 0048
--- A member that owes its clean-up may be retried when its root is settled. The upkeep knew that of the tree's end alone (root_ended_at), and not where it
--- asked about the rows of roots or about members that wait: the root's row went by its own end, and with it all of the tree that did not run. The
--- member found its child missing, and its refund was lost; so were the clean-ups that its siblings owed. A root's row stays now for as long as its
--- tree, unless the whole day of its end is dropped; and of a tree of which a member lives nothing goes. (Members are told from roots by one probe, before
--- the function is called: an hourly sweep passes all that are kept.)
+-- A member that owes its clean-up may be retried when its root is settled. The upkeep deleted the root's row by the root's own end, and with it all
+-- of the tree that did not run. The member found its child missing, and its refund was lost; so were the clean-ups that its siblings owed. A root's row
+-- stays now for as long as its tree, unless the whole day of its end is dropped; and nothing of a tree is deleted while a member of it lives. (One probe
+-- tells members from roots before the function is called, because an hourly sweep passes all that are kept.)
 CREATE FUNCTION :"schema".member_lives_of(root bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
   SELECT (SELECT true FROM member m WHERE m.root_id = $1 AND (SELECT j.id FROM job j WHERE j.id = m.job_id) IS NOT NULL LIMIT 1) IS TRUE

@@ -437,7 +437,7 @@ async def test_bad_input_is_refused_before_anything_is_written(dsn: str, window:
             await client.open_batch(10**6)
         for wrong in (1.0, True, "1", None):
             with pytest.raises(InvalidArguments, match="A batch's id is a whole number"):
-                await client.open_batch(wrong)  # type: ignore[arg-type]
+                await client.open_batch(wrong)  # type: ignore[arg-type] -- what is tried
         async with client.batch() as batch:
             with pytest.raises(InvalidArguments):
                 await batch.enqueue(step, "x")  # type: ignore[arg-type]

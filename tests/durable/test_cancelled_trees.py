@@ -12,7 +12,7 @@ from pulse_trio import ChildFailed, Discard, Handlers, Job, SyncClient, Worker, 
 from pulse_trio.lines import Kind
 from pulse_trio.migrate import known_migrations
 from pulse_trio.sql import render
-from support.held_up import held_up, let_go, waits
+from support.held_up import held_up, let_go, until_it_waits
 
 if TYPE_CHECKING:
     from support.databases import Databases
@@ -377,8 +377,7 @@ async def test_a_child_that_writes_its_first_line_while_its_block_is_swept_owes_
     with trio.fail_after(30), held_up(trees.dsn, "pulse.sweep_children", place, with_wait=with_wait) as holder:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, sweep)
-            while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
-                await trio.sleep(0.01)
+            await until_it_waits(holder)
             await trees.burst(queues=["children"])
             let_go(holder)
         await trees.burst(queues=["children"])

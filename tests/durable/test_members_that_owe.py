@@ -11,7 +11,7 @@ import trio
 from pulse_trio import Discard, InvalidTransition, Job, SyncClient
 from pulse_trio.states import State
 from pulse_trio.store import family, history
-from support.held_up import held_up, let_go, waits
+from support.held_up import held_up, let_go, until_it_waits
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -260,8 +260,7 @@ async def test_a_retry_that_is_not_committed_keeps_its_root_from_being_deleted(t
                 # It has the root's row first, and nobody sees yet that the child lives.
                 SyncClient(connection).retry(child)
                 nursery.start_soon(trio.to_thread.run_sync, delete)
-                while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
-                    await trio.sleep(0.01)
+                await until_it_waits(holder)
             let_go(holder)
     assert deleted == [(False,)]
     await trees.burst()

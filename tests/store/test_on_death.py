@@ -15,7 +15,7 @@ from pulse_trio import AeadCodec, ConfigurationError, Handlers, Job, Worker, ope
 from pulse_trio.handlers import DEATH_ARGUMENTS, death_hooks
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.observe import DeathArgumentsLeftOut
-from support.held_up import held_up, let_go, waits
+from support.held_up import held_up, let_go, until_it_waits
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -491,8 +491,7 @@ async def test_a_hook_that_is_declared_while_another_worker_looks_for_unused_one
         with trio.fail_after(30), held_up(dsn, "pulse.declare_death_hooks", place, with_wait=with_wait) as holder:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.to_thread.run_sync, declares, other.session, "[]", ["doomed"])
-                while not waits(holder):  # noqa: ASYNC110 -- a lock tells nobody
-                    await trio.sleep(0.01)
+                await until_it_waits(holder)
                 declares(new.session, hook, [])
                 let_go(holder)
         with Window(dsn) as window:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
+import trio
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,9 +29,10 @@ def held_up(dsn: str, function: str, place: str, *, with_wait: str) -> Generator
         yield connection
 
 
-def waits(connection: psycopg.Connection) -> bool:
-    """Whether somebody waits there."""
-    return connection.execute(_WAITING, [_NUMBER]).fetchone() is not None
+async def until_it_waits(connection: psycopg.Connection) -> None:
+    """Returns when somebody waits there."""
+    while connection.execute(_WAITING, [_NUMBER]).fetchone() is None:  # noqa: ASYNC110 -- a lock tells nobody
+        await trio.sleep(0.01)
 
 
 def let_go(connection: psycopg.Connection) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Route
 
 from ...errors import UsageError
+from ..filters import check_names
 from ..live import stream
 from ..rendering import page, twin
 from ..site import site_of
@@ -68,12 +69,7 @@ class Page:
 
 
 def _check(given: Sequence[tuple[str, str]], filters: Mapping[str, str]) -> None:
-    names = [name for name, _ in given]
+    check_names(given, filters)
     for name, value in given:
-        if name not in filters:
-            there = f"The filters are: {', '.join(filters)}." if filters else "This page has none."
-            raise UsageError(f"There is no filter {name[:40]!r}. {there}")
-        if names.count(name) > 1:
-            raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
         if value and not re.fullmatch(filters[name], value, re.ASCII):
             raise UsageError(f"The filter {name} cannot be {value[:40]!r}.")

@@ -18,7 +18,7 @@ async def read(request: Request, site: Site) -> reading.Jobs:
     """The jobs that the query asks for. A program is refused where a person reads what is wrong with it."""
     if not wants_json(request):
         return await reading.read(site.database, request.query_params)
-    reading.check_names(request.query_params.multi_items())
+    reading.check_filters(request.query_params.multi_items())
     return await reading.find(site.database, request.query_params)
 
 

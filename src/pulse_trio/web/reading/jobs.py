@@ -10,7 +10,7 @@ from ...states import State
 from ...store import history, searching
 from ...store.filtering import FILTERS
 from ...store.operations import Query
-from ..filters import chosen_of
+from ..filters import check_names, chosen_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,15 +71,10 @@ async def find(database: Database, given: Mapping[str, str]) -> Jobs:
     return Jobs(found.jobs, found.before, found.looked_to, said, None, queues)
 
 
-def check_names(given: Sequence[tuple[str, str]]) -> None:
+def check_filters(given: Sequence[tuple[str, str]]) -> None:
     """A program's filters. Raises `UsageError` for one that does not exist, is given twice or holds what no text of a job can
     hold: it would find other jobs than it asks for, and take them for its answer."""
-    names = [name for name, _ in given]
-    for name in names:
-        if name not in _NAMES:
-            raise UsageError(f"There is no filter {name[:40]!r}. The filters are: {', '.join(_NAMES)}.")
-        if names.count(name) > 1:
-            raise UsageError(f"The filter {name} is given {names.count(name)} times; each can be given once.")
+    check_names(given, _NAMES)
     for name, text in given:
         meant = text if name in _AS_THEY_ARE else text.strip()
         if text and (not meant or _clean(name, text) != meant[:1000]):

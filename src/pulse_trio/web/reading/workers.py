@@ -25,12 +25,12 @@ class Workers:
     @property
     def slots(self) -> int:
         """How many jobs all live workers together can run at a time."""
-        return sum(w.concurrency for w in self.workers if w.state in ("running", "draining"))
+        return sum(w.concurrency for w in self.workers if w.is_live)
 
     @property
     def running(self) -> int:
         """How many jobs all live workers together run now."""
-        return sum(w.running for w in self.workers if w.state in ("running", "draining"))
+        return sum(w.running for w in self.workers if w.is_live)
 
 
 async def read(database: Database, *, gone: bool) -> Workers:

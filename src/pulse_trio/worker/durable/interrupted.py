@@ -24,6 +24,7 @@ from .under_way import END
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ...lines import Line
     from .calls import Call
     from .durable import Durable
 
@@ -187,13 +188,19 @@ def goes_elsewhere(durable: Durable, *, for_long: bool) -> bool:
 def comes_after_undoing(durable: Durable) -> bool:
     """Whether what is left of the history has calls of a compensation: an attempt before made them because plain code had
     failed. What goes on live before those would build on what is refunded."""
-    replay = durable.history.replay
-    lines = () if replay.resumed is None else replay.resumed.lines
-    told = sorted((one.line, float(one.value or 0)) for one in lines if one.kind is Kind.MOMENT and one.key == UNDONE)
+    last, told = durable.history.replay.last_line, _told_of_undoing(durable)
     # What the last one says counts: that nothing was undone after all, or a person has looked.
-    if not told or told[-1][1] == 1.0 or replay.last_line is None:
+    if last is None or not told or float(told[-1].value or 0) == 1.0:
         return False
-    return replay.last_line.line > min(number for number, said in told if said != 1.0)
+    return last.line > min(one.line for one in told if float(one.value or 0) != 1.0)
+
+
+def _told_of_undoing(durable: Durable) -> list[Line]:
+    """The moments `UNDONE` of the attempts before, in their order."""
+    resumed = durable.history.replay.resumed
+    lines = () if resumed is None else resumed.lines
+    told = (line for line in lines if line.key == UNDONE and line.kind is Kind.MOMENT)
+    return sorted(told, key=lambda line: line.line)
 
 
 async def leave_undone(durable: Durable, error: BaseException) -> None:
@@ -223,14 +230,9 @@ def is_undone(durable: Durable) -> bool:
 
 def explained(durable: Durable, error: Exception) -> Exception:
     """A mismatch, with what an attempt before has made calls because of, if it has: that has not come again."""
-    resumed = durable.history.replay.resumed
     if not isinstance(error, ReplayMismatch):
         return error
-    told = (
-        []
-        if resumed is None
-        else [line for line in resumed.lines if line.key == UNDONE and line.kind is Kind.MOMENT and line.name]
-    )
+    told = [line for line in _told_of_undoing(durable) if line.name]
     if not told:
         return error
     job_id, part = durable.running.claim.id, ""

@@ -138,13 +138,8 @@ def help_on(durable: Durable, since: float) -> bool:
     if stuck and replay.goes_on_without():
         durable.hand_out()
     elif stuck:
-        undone = comes_after_undoing(durable)
-        if (
-            not undone
-            and replay.out_of_order
-            and plain_failure(durable, durable.standing) is None
-            and may_begin_anew(durable)
-        ):
+        plain = comes_after_undoing(durable) or plain_failure(durable, durable.standing) is not None
+        if replay.out_of_order and not plain and may_begin_anew(durable):
             return True
         misfit(durable, replay.stuck(), durable.standing)
     elif very_long:
@@ -184,12 +179,12 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
         return False
     if durable.failures.recall():
         durable.hand_out()
-    elif may_cut(durable) and may_begin_anew(durable) and not comes_after_undoing(durable):
+    elif comes_after_undoing(durable):
+        misfit(durable, replay.stuck(), durable.standing)
+    elif may_cut(durable) and may_begin_anew(durable):
         return stands_long_enough(durable, stood_still)
     elif durable.cancelling.is_held_back:
         misfit(durable, replay.stuck(reordered=True), durable.standing)
-    elif comes_after_undoing(durable):
-        misfit(durable, replay.stuck(), durable.standing)
     elif replay.goes_on_by_keys():
         durable.hand_out()
     return False

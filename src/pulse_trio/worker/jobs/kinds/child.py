@@ -243,7 +243,7 @@ class Forwarded(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             logged = _logged(record)
-        except Exception:  # as in the worker's log (logs.py)
+        except Exception:  # whatever an argument's own `__str__` raises: told in its place, and no line ends a job
             if not logging.raiseExceptions:
                 return
             logged = _logged(mistaken(record))
