@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, InvalidTransition, Job, SyncClient
+from pulse_trio.cli.rehearsing import rehearse_retry
 from pulse_trio.states import State
 from pulse_trio.store import family, history
 from support.held_up import held_up, let_go, until_it_waits
@@ -297,6 +298,7 @@ async def test_all_of_its_tree_stays_while_it_waits_and_for_the_retention_after_
     )
     if row != "there":
         run("DELETE FROM job_archive WHERE id = %s", root)
+    assert rehearse_retry(claims.client, [child], None, [child]) == ([child], {})
     claims.client.retry(child)
     before = upkeep()
     time_passes()
@@ -310,6 +312,17 @@ async def test_all_of_its_tree_stays_while_it_waits_and_for_the_retention_after_
         "INSERT INTO queue (name, retention) VALUES ('another', '1 hour')"
     )  # days that are done with are looked at again
     assert upkeep()[:2] == ([], [])
+
+
+async def test_a_member_of_a_deleted_tree_is_not_retried_for_its_clean_up(trees: Trees) -> None:
+    claims = Claims(trees, "fails")
+    root, child = await claims.cut()
+    claims.client.delete(root)
+    retried, refused = rehearse_retry(claims.client, [child], None, [child])
+    assert retried == []
+    assert "was deleted; it will be deleted too" in refused[child]
+    with pytest.raises(InvalidTransition, match="was deleted; it will be deleted too"):
+        claims.client.retry(child)
 
 
 async def test_a_retry_of_the_root_meanwhile_waits_for_it(trees: Trees) -> None:

@@ -20,8 +20,9 @@ class Place:
     """Where a job stands in its tree: what a refusal names.
 
     `parent_open`: its parent may have children. `ends_as`: the state of a job whose outcome waits for its descendants. `below`:
-    how many of those live. `members`: how many a root has, live and finished. `root_is_there`: it was not deleted.
-    `parent_lives`: it has not ended, or its outcome waits.
+    how many of those live. `members`: how many a root has, live and finished. `root_is_there`: its row was not deleted.
+    `parent_lives`: it has not ended, or its outcome waits. `tree_is_doomed`: the root was deleted on demand, and its tree goes
+    with it; where its row only went with its day, a member may still do the rest of its clean-up.
     """
 
     id: int
@@ -34,6 +35,7 @@ class Place:
     members: int
     root_is_there: bool = True
     parent_lives: bool = False
+    tree_is_doomed: bool = False
 
 
 def unretried(place: Place, state: str, *, owes: bool = False) -> str | None:
@@ -50,7 +52,7 @@ def unretried(place: Place, state: str, *, owes: bool = False) -> str | None:
         )
     if place.parent_id is None or place.parent_open or state not in FINISHED:
         return None
-    if not place.root_is_there:
+    if not place.root_is_there and (place.tree_is_doomed or not owes):
         return (
             f"Job {place.id} belongs to the tree of job {place.root_id}, which was deleted; it will be deleted too, within the "
             "hour. Enqueue it anew."
