@@ -27,6 +27,7 @@ from .observe import (
     DatabaseLost,
     DeathArgumentsLeftOut,
     EndedAfterCommit,
+    EnqueueHeldUp,
     FenceLost,
     HandlerOverran,
     HistoryFilling,
@@ -88,6 +89,7 @@ _WARNINGS = (
     ChildSilent,
     NoChildComesUp,
     ScheduleBroken,
+    EnqueueHeldUp,
     ScheduleLate,
     QueueBacklog,
 )
@@ -322,6 +324,9 @@ def sentence(event: Event) -> str:
             )
         case ScheduleBroken():
             return f"schedule {event.name!r} cannot continue: {headline(event.error)}"
+        case EnqueueHeldUp():
+            key = f"the unique key {event.unique_key!r} of the queue {event.queue!r}"
+            return f"the job of {event.what} waits: an open transaction holds {key} (see: pulse-trio doctor)"
         case ClaimRefused():
             what = "look for due jobs" if event.queue is None else f"claim from the queue {event.queue!r}"
             return (
@@ -344,10 +349,8 @@ def sentence(event: Event) -> str:
             where = _where(event.stack, event.kinds)
             return f"worker process {event.pid} showed no life for {duration(event.seconds)}{state}: killed it{where}"
         case NoChildComesUp():
-            return (
-                f"giving up: {event.times} worker processes in a row ended before they had started. "
-                "Their output above, or importing the module by hand (python -c 'import ...'), shows why"
-            )
+            why = "Their output above, or importing the module by hand (python -c 'import ...'), shows why"
+            return f"giving up: {event.times} worker processes in a row ended before they had started. {why}"
 
 
 def _end_in_quarantine(event: QuarantineEnded) -> str:

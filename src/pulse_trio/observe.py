@@ -353,6 +353,17 @@ class ScheduleBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class EnqueueHeldUp:
+    """The job of `what`, a schedule or a finished batch, cannot be enqueued now: a transaction of somebody else that is still
+    open has enqueued a job with its `unique_key` on `queue`, or has locked the one that has it. It is enqueued within 5 s of
+    that transaction's end; other schedules and batches go on. Emitted once, and again if it was enqueued in between."""
+
+    what: str
+    queue: str
+    unique_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimRefused:
     """The database refuses to let this worker claim from `queue` (None: to look for due jobs at all), because of a value in a
     row. The worker goes on with the other queues, and tries this one again in `retry_in` seconds. Of a cancelled job that was
@@ -459,6 +470,7 @@ Event = (
     | ScheduleFired
     | ScheduleLate
     | ScheduleBroken
+    | EnqueueHeldUp
     | QueueBacklog
     | ClaimRefused
     | DatabaseLost

@@ -99,7 +99,7 @@ WATCHDOG: dict[str, dict[str, Any]] = {
     "held_by": {"sessions": [1, 2], "limit": 1000},
     "fail": STATEMENTS["fail"],
     "refund": {"ids": "{1,2,3}", "sessions": "{1,2}"},
-    "batch_due": {"limit": 100},
+    "batch_due": {"limit": 100, "aside": []},
     "batch_advance": {"ids": "{1,2,3}"},
     "batch_finish": {"ids": "{1,2,3}"},
 }

@@ -46,8 +46,7 @@ class Fleet:
             direct_dsn=settings.direct_dsn,
             schema=settings.schema,
             lease=settings.lease,
-            on_bad_row=observer.emit,
-            on_death=observer.emit,
+            on_event=observer.emit,
             on_suspect=lambda job_id, kind, crashes: observer.emit(JobQuarantined(job_id, kind, crashes)),
         )
         self._metrics: FleetMetrics | None = None

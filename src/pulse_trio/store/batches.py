@@ -19,7 +19,7 @@ from .new_jobs import enqueue
 from .operations import Query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from .operations import Operation
@@ -150,9 +150,9 @@ def unfinished() -> Operation[bool]:
     return rows[0][0]
 
 
-def due() -> Operation[list[int]]:
-    """Closed batches that may have finished, locked for the transaction."""
-    rows = yield Query("batch_due", {"limit": AT_ONCE})
+def due(aside: Sequence[int] = ()) -> Operation[list[int]]:
+    """Closed batches that may have finished, but those `aside`, locked for the transaction."""
+    rows = yield Query("batch_due", {"limit": AT_ONCE, "aside": numbers(aside)})
     return [row[0] for row in rows]
 
 
@@ -167,12 +167,16 @@ def finish(batch_ids: list[int]) -> Operation[list[tuple[int, str | None]]]:
     return [(row[0], row[1]) for row in done]
 
 
-def call(batch_id: int, callback: str) -> Operation[int]:
-    """Enqueues a finished batch's callback job; returns its id. Raises `InvalidArguments` for one that cannot be read."""
+def callback_of(stored: str) -> JobRequest:
+    """A batch's callback. Raises `InvalidArguments` for one that cannot be read."""
     try:
-        request = msgspec.json.decode(callback, type=JobRequest)
+        return msgspec.json.decode(stored, type=JobRequest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArguments(f"The batch's callback cannot be read: {error}.") from None
+
+
+def call(batch_id: int, request: JobRequest) -> Operation[int]:
+    """Enqueues a finished batch's callback job; returns its id."""
     done = yield from enqueue(request)
     yield Query("batch_called", {"id": batch_id, "job": done.id, "error": None})
     return done.id

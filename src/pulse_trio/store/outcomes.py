@@ -221,7 +221,7 @@ class OutcomeWriter:
         moved = [Moved._make(row) for row in await cursor.fetchall()]
         for job in moved:
             if job.state == "dead":
-                self._callbacks.died(JobDied(job.job_id, job.kind, job.queue, job.attempt, job.cause, job.error))
+                self._callbacks.event(JobDied(job.job_id, job.kind, job.queue, job.attempt, job.cause, job.error))
         return moved
 
     async def bury(self, connection: TrioConnection[Any], fence: Fence, outcome: str, error: str) -> str | None:
@@ -231,7 +231,7 @@ class OutcomeWriter:
             return None
         kind, queue = buried
         job_id, attempt, _ = fence
-        self._callbacks.died(JobDied(job_id, kind, queue, attempt, outcome, error[:4000]))
+        self._callbacks.event(JobDied(job_id, kind, queue, attempt, outcome, error[:4000]))
         return kind
 
     async def bury_rescued(

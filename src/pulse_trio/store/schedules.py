@@ -24,11 +24,15 @@ from ..sql import statement
 from ..states import storable
 from ..timing import CatchUp, Timing, due
 from .arrays import numbers, texts
+from .held_up import is_held_up, waiting_briefly
 from .new_jobs import Enqueued, enqueue_many
 from .operations import Operation, Query, Row, json_value, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..postgres import TrioConnection
+    from .held_up import HeldUp
 
 BATCH = 25
 """Schedules fired in one transaction: other workers may take the next ones while these are written."""
@@ -207,25 +211,34 @@ def declare(declared: Sequence[Schedule], session: int) -> Operation[None]:
 
 
 async def fire(
-    connection: psycopg.AsyncConnection[Any], schema: str, *, apart: bool
+    connection: TrioConnection[Any], schema: str, held: HeldUp[str], *, apart: bool
 ) -> tuple[list[Fired], list[Broken]]:
     """Locks due schedules that no other transaction has locked, and fires their occurrences. In a transaction.
 
-    With `apart` each is fired in a savepoint, two round trips more, and one with an error is noted as broken. Without, an error
-    in one raises `OneIsBroken`: roll back, and fire them apart.
+    With `apart` each is fired in a savepoint, two round trips more; one with an error is noted as broken, and one whose unique
+    key somebody else's open transaction has is `held` up. Without, an error in one raises `OneIsBroken`: roll back, and fire
+    them apart.
     """
     fired: list[Fired] = []
     broken: list[Broken] = []
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(statement("schedule_due", schema), {"limit": BATCH})
+        await cursor.execute(statement("schedule_due", schema), {"limit": BATCH, "aside": held.turn()})
         rows = await cursor.fetchall()
     for row in rows:
+        keyed = '"unique_key"' in (row[5] or "")
         try:
             # A savepoint: an error in one schedule must not delay the others.
-            async with connection.transaction() if apart else nullcontext():
+            async with (
+                connection.transaction() if apart else nullcontext(),
+                waiting_briefly(connection) if keyed else nullcontext(),
+            ):
                 fired += await run(connection, schema, _catch_up(row))
-        except (DatabaseError, psycopg.Error):
-            raise
+        except (DatabaseError, psycopg.Error) as error:
+            if not (keyed and is_held_up(error)):
+                raise
+            if not apart:
+                raise OneIsBroken from error
+            held.put_off(row[0], f"the schedule {row[0]!r}", _due(row).schedule.request)
         except Exception as error:
             # Reading a hostile row (JSON of any depth, names of time zones that are paths, ...) may raise any exception: that
             # schedule is broken, and the others are fired.
@@ -237,6 +250,7 @@ async def fire(
             problem = storable(str(error) or type(error).__name__)
             broken.append(Broken(row[0], problem))
             await run(connection, schema, _break(row[0], problem))
+    held.turned()
     return fired, broken
 
 

@@ -12,6 +12,7 @@ from ..observe import WorkerStale
 from ..sql import statement
 from .arrays import numbers
 from .finishing import finish_batches
+from .held_up import HeldUp
 from .links import UPKEEP_PATIENCE, missing_privileges
 from .live_reads import LiveReads
 from .outcomes import EXPIRED
@@ -70,6 +71,7 @@ class Upkeep:
         self._looked_to = 0
         self._writer = writer
         self._callbacks = callbacks
+        self._held: HeldUp[int] = HeldUp(callbacks)
 
     # Rescues
 
@@ -159,7 +161,7 @@ class Upkeep:
         """Finishes batches all of whose jobs have ended, and enqueues their callback jobs. Returns their ids; None when no
         batch is closed and unfinished."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
-            return await finish_batches(connection, self._schema)
+            return await finish_batches(connection, self._schema, self._held)
 
     async def prune_results(self, retention: float) -> None:
         """Deletes batches that finished more than `retention` seconds ago, and the progress of jobs that finished as long

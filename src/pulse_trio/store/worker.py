@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..handlers import DeathHook, QueueLimits, Schedule
     from ..jobs import CancelRequest, Claim, Outcome, Progress
-    from ..observe import BadRow, JobDied, WorkerStale
+    from ..observe import BadRow, EnqueueHeldUp, JobDied, WorkerStale
     from .beats import Beat
     from .claimed import ClaimCursor, ClaimResult
     from .limits import Limited
@@ -69,9 +69,9 @@ class WorkerStore:
         stale: seconds without a sign of life after which this worker counts as stale; 0 for its lease.
         unfit_patience: seconds that a job waits for a worker that its arguments fit.
         on_session: is told each new session before it claims.
-        on_bad_row: is told each row that cannot be processed as it stands.
         on_suspect: is told the id, kind and crashes of each job that a rescue of this store's put in quarantine.
-        on_death: is told each job that a statement of this store's made dead.
+        on_event: is told each row that cannot be processed as it stands, each job that a statement of this store's made dead,
+            and each enqueue of its own that somebody else's transaction holds up.
         session: the first session's id, where another process claims for this worker and has chosen it.
     """
 
@@ -90,13 +90,12 @@ class WorkerStore:
         stale: float = 0.0,
         unfit_patience: float = 86400.0,
         on_session: Callable[[int], None] | None = None,
-        on_bad_row: Callable[[BadRow], None] | None = None,
         on_suspect: Callable[[int, str, int], None] | None = None,
-        on_death: Callable[[JobDied], None] | None = None,
+        on_event: Callable[[BadRow | JobDied | EnqueueHeldUp], None] | None = None,
         session: int | None = None,
     ) -> None:
         held = Leases(lease, leases)
-        callbacks = Callbacks(on_session, on_bad_row, on_suspect, on_death)
+        callbacks = Callbacks(on_session, on_suspect, on_event)
         identity = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -118,7 +117,7 @@ class WorkerStore:
         self.requests = Requests(self.links, schema)
         self.waking = Waking(self.links, schema, held, queues)
         self.upkeep = Upkeep(self.links.watch, schema, self.sessions, writer, callbacks)
-        self.firing = Firing(self.links.watch, schema, self.sessions)
+        self.firing = Firing(self.links.watch, schema, self.sessions, callbacks)
         self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
 
     async def aclose(self) -> None:

@@ -142,9 +142,8 @@ class Worker:
             stale=self.settings.stale,
             unfit_patience=self.settings.unfit_patience,
             on_session=self._session_opened,
-            on_bad_row=observer.emit,
             on_suspect=self._job_suspected,
-            on_death=observer.emit,
+            on_event=observer.emit,
             session=orders.session if orders is not None else None,
         )
         store, named = self._store, [*(self.settings.queues or ()), *handlers.queues]
