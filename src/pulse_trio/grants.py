@@ -16,7 +16,7 @@ from .postgres import connect_sync
 from .sql import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 RoleKind = Literal["producer", "waiter", "worker", "operator"]
 
@@ -97,6 +97,25 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "INSERT": "batch_job",
     },
 }
+HELPERS = (
+    "ends_in_tree",
+    "first_of_size",
+    "has_mark",
+    "has_meta",
+    "has_tags",
+    "is_readable",
+    "json_number",
+    "meta_of",
+    "moment",
+    "option_number",
+    "option_text",
+    "rate_text",
+    "readable",
+    "tags_of",
+)
+"""Pure functions, used by views and by statements: who may use the schema may call them. PostgreSQL lets everybody call a new
+function; but not where the default privileges say otherwise, and a restore without privileges lets everybody call all."""
+DOMAINS = ("arguments", "due_time", "kind_name", "queue_name", "unique_key")
 # None: COPY assigns ids itself, and only the owner may use it.
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
@@ -181,20 +200,30 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
 }
 
 
-def grants_sql(roles: Mapping[RoleKind, str], schema: str = "pulse") -> list[str]:
+def grants_sql(roles: Mapping[RoleKind, str | Sequence[str]], schema: str = "pulse") -> list[str]:
     """The statements that grant the roles their rights: they first revoke everything, so that a role has these rights and no
-    others.
+    others, and every other role may call the `HELPERS` and nothing else.
 
-    `roles` maps each kind to be granted to the name of an existing role; one role may have several kinds."""
-    lines: list[str] = []
-    for name in dict.fromkeys(roles.values()):
+    `roles` maps each kind to be granted to the names of existing roles; one role may have several kinds. Raises `UsageError`
+    for a name that no role can have."""
+    lines = [
+        render('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA :"schema" FROM PUBLIC;', schema),
+        render(f"GRANT EXECUTE ON FUNCTION {_places(HELPERS)} TO PUBLIC;", schema),
+        render(f"GRANT USAGE ON TYPE {_places(DOMAINS)} TO PUBLIC;", schema),
+    ]
+    granted: list[tuple[RoleKind, str]] = []
+    for kind, names in roles.items():
+        each = [names] if isinstance(names, str) else names
+        granted.extend((kind, name) for name in each)
+    for name in dict.fromkeys(name for _, name in granted):
+        _refuse_no_role(name)
         lines += [
             _on(f'REVOKE ALL ON ALL {what} IN SCHEMA :"schema" FROM', schema, name)
             for what in ("TABLES", "SEQUENCES", "FUNCTIONS")
         ]
         lines.append(_on('REVOKE ALL ON SCHEMA :"schema" FROM', schema, name))
         lines.append(_on('GRANT USAGE ON SCHEMA :"schema" TO', schema, name))
-    for kind, name in roles.items():
+    for kind, name in granted:
         for rights, objects in TABLES[kind].items():
             lines.append(_on(f"GRANT {rights} ON {_places(objects.split(', '))} TO", schema, name))
         lines += [
@@ -204,16 +233,18 @@ def grants_sql(roles: Mapping[RoleKind, str], schema: str = "pulse") -> list[str
     return lines
 
 
-def grant_sync(dsn: str, roles: Mapping[RoleKind, str], schema: str = "pulse") -> None:
+def grant_sync(dsn: str, roles: Mapping[RoleKind, str | Sequence[str]], schema: str = "pulse") -> None:
     """Grants the roles their rights, in one transaction. Connect as the schema's owner, or a superuser. Blocks.
 
     Raises `UsageError` for a role that does not exist, or when this role may not grant."""
+    lines = grants_sql(roles, schema)
     with connect_sync(dsn) as connection:
-        for name in roles.values():
-            _refuse_owner(connection, name, schema)
+        for names in roles.values():
+            for name in [names] if isinstance(names, str) else names:
+                _refuse_owner(connection, name, schema)
         try:
             with connection.transaction():
-                for line in grants_sql(roles, schema):
+                for line in lines:
                     connection.execute(line.encode())
         except psycopg.errors.UndefinedObject as error:
             said = str(error).partition("\n")[0]
@@ -221,6 +252,16 @@ def grant_sync(dsn: str, roles: Mapping[RoleKind, str], schema: str = "pulse") -
         except psycopg.errors.InsufficientPrivilege as error:
             said = str(error).partition("\n")[0]
             raise UsageError(f"{said}. Grant as the owner of the schema {schema!r}, or as a superuser.") from error
+
+
+def _refuse_no_role(name: str) -> None:
+    if name == "public":
+        # Quoted, too, PostgreSQL takes it for everybody, and the REVOKE would take the helpers from every role.
+        raise UsageError(
+            "PUBLIC is every role of the server, and the rights are those of one: name a role of your own."
+        )
+    if not name or "\0" in name:
+        raise UsageError(f"{name!r} is not the name of a role.")
 
 
 def _refuse_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio.cli.doctor import doctor
-from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_line, judge_server
+from pulse_trio import DatabaseUnavailable, PulseTrioError, TookTooLong, UsageError
+from pulse_trio.cli.doctor import doctor, examine
+from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_failure, judge_line, judge_server
 from pulse_trio.store import health
 from pulse_trio.store.family import StuckJobs, StuckTree, StuckTrees
 from pulse_trio.store.health import (
@@ -526,3 +527,22 @@ async def test_without_a_database_or_a_schema_that_is_the_finding(processes: Pro
         assert (finding["level"], finding["check"]) == ("error", "connection")
         assert finding["alert"] == ("PulseDatabaseDown" if dsn != empty_dsn else None)
         assert what in finding["what"]
+
+
+def test_it_names_who_has_locked_a_table(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PATIENCE", 0.3)
+    with psycopg.connect(dsn) as locker:
+        locker.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
+        pid = locker.info.backend_pid
+        (found,) = [each for each in examine(dsn, None) if each.check == "looking"]
+    assert f"pid {pid} (user" in (found.do or "")
+    assert "has locked job. Wait for it, or end it: SELECT pg_terminate_backend(PID)" in (found.do or "")
+    assert "because it took too long" in found.what
+
+
+@pytest.mark.parametrize(
+    ("error", "do"),
+    [(UsageError("no"), "more rights"), (TookTooLong("slow"), "are large"), (DatabaseUnavailable("away"), "again.")],
+)
+def test_an_examination_that_fails_says_what_to_do(error: PulseTrioError, do: str) -> None:
+    assert do in (judge_failure(error, str(error), []).do or "")

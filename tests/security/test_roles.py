@@ -78,7 +78,7 @@ READING = {
     "workers",
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle",
-           "doctor_holders", "doctor_may_ids", "table_counters", "queue_estimates",
+           "doctor_holders", "doctor_lockers", "doctor_may_ids", "table_counters", "queue_estimates",
            "doctor_server", "end_transaction", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_keep", "batch_add", "batch_close", "batch_close_kept", "batch_due", "batch_lock"}
@@ -390,5 +390,5 @@ def test_granting_says_whose_mistake_it_is(stage: Stage) -> None:
 def test_hostile_role_and_schema_names_are_quoted() -> None:
     name = 'x"; DROP SCHEMA pulse; --'
     for line in grants_sql({"producer": name, "worker": name}, schema=name):
-        assert line.count('"x""; DROP SCHEMA pulse; --"') >= 2
+        assert line.count('"x""; DROP SCHEMA pulse; --"') >= (1 if line.endswith("PUBLIC;") else 2)
         assert 'x"; DROP' not in line.replace('x""; DROP', "")

@@ -442,6 +442,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "row_security",
         "doctor_storage",
         "doctor_holders",
+        "doctor_lockers",
         "doctor_ids",
         "doctor_may_ids",
         "retentions",

@@ -15,17 +15,25 @@ if TYPE_CHECKING:
     from support.stage import Recorder, Stage
 
 
-@pytest.mark.parametrize("operation", ["check_schema", "open_session"])
+@pytest.mark.parametrize(
+    ("operation", "cause"),
+    [
+        ("check_schema", None),
+        ("open_session", None),
+        ("declare_limits", psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")),
+    ],
+)
 async def test_a_connection_that_breaks_at_the_start_is_made_again(
-    stage: Stage, events: Recorder, operation: str
+    stage: Stage, events: Recorder, operation: str, cause: Exception | None
 ) -> None:
-    """The server was there when the worker connected, and gone a moment later: the worker ended."""
+    """The server was there when the worker connected, and gone a moment later: the worker ended. Or somebody was about to
+    change the limits of a queue."""
     broken: list[float] = []
 
     async def breaks() -> None:
         if len(broken) < 3:
             broken.append(trio.current_time())
-            raise DatabaseUnavailable("server closed the connection unexpectedly")
+            raise DatabaseUnavailable("server closed the connection unexpectedly") from cause
 
     @stage.handlers.job
     async def work() -> int:

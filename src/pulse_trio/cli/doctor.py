@@ -9,7 +9,7 @@ import time
 
 import click
 
-from ..doctor import Finding, diagnose, judge_line, judge_pooler, judge_server
+from ..doctor import Finding, diagnose, judge_failure, judge_line, judge_pooler, judge_server
 from ..errors import DatabaseUnavailable, PulseTrioError
 from ..store import health as looking
 from ..text import one_line
@@ -66,9 +66,7 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
             try:
                 findings += diagnose(client.run(looking.health(server)))
             except PulseTrioError as error:
-                findings.append(
-                    Finding("error", "looking", describe(error), "Run it again as a role with more rights.")
-                )
+                findings.append(judge_failure(error, describe(error), client.run(looking.lockers())))
     except Exception as error:
         ours = our_error(error)
         if ours is None:

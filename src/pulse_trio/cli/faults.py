@@ -61,7 +61,7 @@ def describe(error: PulseTrioError) -> str:
     """The message for stderr: one line, except for the user's own traceback."""
     message = one_line(_without_repetition(str(error)))
     if isinstance(error, DatabaseUnavailable):
-        message = f"{message.removesuffix(ASKED_BY_LIBPQ).rstrip('. ')}. {_advice(message)}"
+        message = f"{message.removesuffix(ASKED_BY_LIBPQ).rstrip('. ')}. {_advice(message)}".rstrip()
     if isinstance(error, DatabaseError):
         message = f"database error: {message}"
     detail = getattr(error, "detail", "")
@@ -73,6 +73,10 @@ def _advice(message: str) -> str:
         return "PostgreSQL restarts or stops: try again when it accepts connections."
     if "too many" in message:
         return "All of its connections are taken: see max_connections, and the connection limits of the role and the database."
+    if "kept locked" in message:
+        return ""
+    if "lock timeout" in message:
+        return "A transaction of somebody else holds that lock: pulse-trio doctor names those that stay open."
     if "FATAL:" in message:
         return "Check the user, the password and the database in the address."
     if "read-only" in message:

@@ -2,7 +2,7 @@
 
 from .findings import JUDGED, ONLY_METRICS, RUNBOOK, Finding
 from .jobs import crashes_of, diagnose
-from .server import judge_line, judge_pooler, judge_server
+from .server import judge_failure, judge_line, judge_pooler, judge_server
 
 __all__ = [
     "JUDGED",
@@ -11,6 +11,7 @@ __all__ = [
     "Finding",
     "crashes_of",
     "diagnose",
+    "judge_failure",
     "judge_line",
     "judge_pooler",
     "judge_server",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import TookTooLong, UsageError
 from ..postgres.dsn import insecure
-from ..text import duration
+from ..text import count_of, duration
 from .findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from ..errors import PulseTrioError
     from ..store.health import Server
 
 OLDEST, NEWEST = 14, 18
@@ -29,6 +31,19 @@ def judge_line(dsn: str | None) -> Iterator[Finding]:
             "Add sslmode=verify-full to the address (and sslrootcert=system, or the file of the authority that signed its "
             "certificate).",
         )
+
+
+def judge_failure(error: PulseTrioError, said: str, lockers: Sequence[str]) -> Finding:
+    """The finding about an examination that ended with an error, which is `said` so. `lockers`: who has locked tables."""
+    if lockers:
+        do = f"{'; '.join(lockers)}. Wait for it, or end it: SELECT pg_terminate_backend(PID)"
+    elif isinstance(error, TookTooLong):
+        do = "The tables are large, or the server is busy (pg_stat_activity shows with what): run it again."
+    elif isinstance(error, UsageError):
+        do = "Run it again as a role with more rights (pulse-trio grants)."
+    else:
+        do = "Run it again."
+    return Finding("error", "looking", said, do)
 
 
 def judge_pooler(*, pooled: bool) -> Iterator[Finding]:
@@ -104,6 +119,14 @@ def _clock(difference: float, unsure: float) -> Finding:
 
 
 def _rights(server: Server) -> Iterator[Finding]:
+    if server.open_functions:
+        yield Finding(
+            "error",
+            "rights",
+            f"every role that may use the schema may call {count_of(server.open_functions, 'function')} that it should not, to "
+            "cancel and delete jobs, say: a restore without privileges leaves them so",
+            "As the schema's owner, grant one of its roles its rights again: pulse-trio grants --worker ROLE",
+        )
     if server.missing and server.operates:
         yield Finding(
             "ok",

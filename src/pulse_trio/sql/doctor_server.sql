@@ -7,4 +7,7 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
        current_user::text, pg_has_role('pg_read_all_stats', 'USAGE'),
        has_function_privilege(format('%%I.upkeep(interval)', :'schema')::regprocedure, 'EXECUTE'),
        current_setting('default_transaction_read_only') = 'on',
-       has_function_privilege(format('%%I.delete_jobs(bigint[])', :'schema')::regprocedure, 'EXECUTE')
+       has_function_privilege(format('%%I.delete_jobs(bigint[])', :'schema')::regprocedure, 'EXECUTE'),
+       -- Those that everybody may call, and should not.
+       (SELECT count(*) FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+        WHERE p.pronamespace = format('%%I', :'schema')::regnamespace AND a.grantee = 0 AND p.proname <> ALL (%(helpers)s::text[]))::int

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .arrays import numbers
+from ..grants import HELPERS
+from .arrays import numbers, texts
 from .family import StuckTrees, stuck
 from .needed import missing_rights
 from .operations import Query, workers
@@ -56,6 +57,8 @@ class Server:
     read_only: bool = False
     """Whether `default_transaction_read_only` is on for this role."""
     operates: bool = False
+    open_functions: int = 0
+    """How many functions every role may call that should be for those alone to which they are granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +184,16 @@ class Health:
 
 def server() -> Operation[Server]:
     """The server and its settings: one row, read quickly."""
-    rows = yield Query("doctor_server", {}, PATIENCE)
+    rows = yield Query("doctor_server", {"helpers": texts(HELPERS)}, PATIENCE)
     row = list(rows[0])
     row.insert(10, (yield from missing_rights()))
     return Server(*row)
+
+
+def lockers() -> Operation[list[str]]:
+    """Who has locked whole tables of the schema, in words."""
+    rows = yield Query("doctor_lockers", {}, PATIENCE)
+    return [row[0] for row in rows]
 
 
 def health(known: Server) -> Operation[Health]:

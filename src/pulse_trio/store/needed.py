@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import SchemaError, UsageError
-from ..grants import FUNCTIONS, TABLES, VIEWS
+from ..grants import FUNCTIONS, HELPERS, TABLES, VIEWS
 from .arrays import texts
 from .operations import Query
 
@@ -48,7 +48,7 @@ def missing_rights() -> Operation[list[str]]:
             "tables": texts(tables),
             "privileges": texts(privileges),
             "columns": texts(columns),
-            "functions": texts(_OF_THE_WORK),
+            "functions": texts([*_OF_THE_WORK, *HELPERS]),
         },
     )
     return [row[0] for row in rows]

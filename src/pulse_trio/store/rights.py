@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..grants import FUNCTIONS, TABLES
+from ..grants import FUNCTIONS, HELPERS, TABLES
 
 if TYPE_CHECKING:
     from ..grants import RoleKind
 
+# A worker's last: it reads every argument, which is more than a person or a program should have.
+_ORDER: tuple[RoleKind, ...] = ("producer", "operator", "waiter", "worker")
+_WRITES = re.compile("INSERT|UPDATE|DELETE")
 _REFUSED = re.compile(r'permission denied for (?:table|view|function|sequence|schema) "?(\w+)"?')
 
 
@@ -21,10 +24,17 @@ def remedy(refusal: str, schema: str) -> str:
     if found is None:
         return ""
     name = found[1]
+    if name in HELPERS:
+        return (
+            " Every role of the schema needs that, and it was taken from all: as the schema's owner, grant one of its roles "
+            "its rights again, as in: pulse-trio grants --worker ROLE"
+        )
     touching: list[RoleKind] = [
-        kind for kind in TABLES if name == schema or name in FUNCTIONS[kind] or name in _named(kind)
+        kind for kind in _ORDER if name == schema or name in FUNCTIONS[kind] or name in _named(kind)
     ]
-    writing: list[RoleKind] = [kind for kind in touching if name in _named(kind, but="SELECT")] or touching
+    writing: list[RoleKind] = [
+        kind for kind in touching if name in FUNCTIONS[kind] or name in _named(kind, writes=True)
+    ] or touching
     if not touching:
         return ""
     readers: list[RoleKind] = [kind for kind in touching if kind not in writing]
@@ -38,8 +48,13 @@ def remedy(refusal: str, schema: str) -> str:
     )
 
 
-def _named(kind: RoleKind, but: str = "") -> list[str]:
-    return [name for rights, names in TABLES[kind].items() if rights != but for name in names.split(", ")]
+def _named(kind: RoleKind, *, writes: bool = False) -> list[str]:
+    return [
+        name
+        for rights, names in TABLES[kind].items()
+        if not writes or _WRITES.search(rights)
+        for name in names.split(", ")
+    ]
 
 
 def _either(kinds: list[RoleKind]) -> str:

@@ -54,8 +54,8 @@ class Outage:
 
 
 async def once_it_is_there(act: Callable[[], Awaitable[T]], patience: float) -> T:
-    """The answer of `act`, which is called again if the connection breaks in it, as when PostgreSQL restarts, for `patience`
-    seconds. Raises what it raised last."""
+    """The answer of `act`, which is called again if the connection breaks in it, as when PostgreSQL restarts, or it waits for
+    a lock, for `patience` seconds. Raises what it raised last."""
     deadline, failures = trio.current_time() + patience, 0
     while True:
         try:
@@ -69,12 +69,13 @@ async def once_it_is_there(act: Callable[[], Awaitable[T]], patience: float) -> 
 
 
 def _is_away(error: DatabaseUnavailable) -> bool:
-    """Whether the connection broke, or the server restarts: an answer of its own, a deadlock say, has another SQLSTATE."""
+    """Whether the connection broke, the server restarts, or somebody's open transaction holds a lock: another answer of the
+    server's own, a deadlock say, has another SQLSTATE."""
     cause = error.__cause__
     if cause is None:
         return True
     state = getattr(cause, "sqlstate", "")
-    return state is None or state.startswith(("08", "57P"))
+    return state is None or state.startswith(("08", "57P", "55P03"))
 
 
 COST_SHARE = 20

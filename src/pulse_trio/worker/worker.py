@@ -341,8 +341,9 @@ class Worker:
 
     async def _register(self) -> int:
         await self._store.startup.check_schema()
-        session = await self._store.sessions.open_session()
+        # Before there is a session: it is tried again while somebody's open transaction has a queue's row.
         await self._store.startup.declare_limits(self._handlers.queue_limits)
+        session = await self._store.sessions.open_session()
         if self._hooks.orders is None:
             await self._declarations.declare_deaths()
         return session

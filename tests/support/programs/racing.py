@@ -28,7 +28,9 @@ FAULTS = ("none", "lost", "cancelled")
 """What strikes: nothing but what the handler waits for; the lease is lost, some times; a person cancels the job."""
 SLOW = float(os.environ.get("PULSE_TRIO_RACES_SLOW", "20"))
 """Seconds after which a play is slow. None waits for more than two."""
-LONGEST = 60.0
+LONGEST = 100.0
+"""Seconds after which a play hangs. A replay beside a task that draws a progress bar without end takes 60 until it is sure that
+its next line has no call."""
 STILL = 8.0
 """Seconds between two things that an attempt does, after which it has stood still."""
 ERRORS = "SELECT attempt, outcome, error FROM attempt WHERE job_id = %s AND error IS NOT NULL ORDER BY attempt"

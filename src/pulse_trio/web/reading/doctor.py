@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...doctor import Finding, diagnose, judge_line, judge_server
+from ...doctor import Finding, diagnose, judge_failure, judge_line, judge_server
 from ...errors import PulseTrioError
 from ...store import health, operations
 
@@ -55,8 +55,8 @@ async def _examine(site: Site) -> Doctor:
         async with database.reading(patience=PATIENCE) as connection:
             findings += diagnose(await operations.run(connection, database.schema, health.health(server)))
     except PulseTrioError as error:
-        findings.append(
-            Finding("error", "looking", str(error), "Give the page a role with more rights (pulse-trio grants).")
-        )
+        async with database.reading(patience=PATIENCE) as connection:
+            lockers = await operations.run(connection, database.schema, health.lockers())
+        findings.append(judge_failure(error, str(error), lockers))
     findings.sort(key=lambda f: LEVELS[f.level])
     return Doctor(not any(f.level == "error" for f in findings), findings)
