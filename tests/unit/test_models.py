@@ -227,7 +227,7 @@ class Anything(pydantic.BaseModel):
         (Anything(value=[1, {"a": -math.inf}]), r"a NaN or an infinity at (order\.)?value\[1\]\.a"),
         (
             Anything(moment=datetime(1930, 5, 1, tzinfo=timezone(timedelta(minutes=19, seconds=32)))),
-            r"a time at (order\.)?moment whose offset from UTC has seconds",
+            r"the pydantic model Anything reads its field moment otherwise than it writes .*an offset from UTC with",
         ),
     ],
 )

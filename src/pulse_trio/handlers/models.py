@@ -17,10 +17,43 @@ def is_model(cls: object) -> bool:
 
 
 def to_builtins(value: Any) -> Any:
-    """A model as JSON's own types. Raises `TypeError` for what is none, as msgspec does."""
+    """A model as JSON's own types, so that it reads them as it is. Raises `ValueError` for one that does not, `TypeError` for
+    what is no model, as msgspec does."""
     if is_model(cast("object", type(value))):
-        return value.model_dump(mode="json", by_alias=True)
+        return _dumped(value)
     raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+
+
+_WAYS: tuple[dict[str, bool], ...] = (
+    {"by_alias": True},
+    {"by_alias": True, "round_trip": True},
+    {"by_alias": False},
+    {"by_alias": False, "round_trip": True},
+)
+"""How a model may be written. An alias may be for one direction alone; without `round_trip` it writes computed fields, too,
+which it may refuse to read."""
+
+
+def _dumped(model: Any) -> Any:
+    # Imported here: it asks this module what a model is.
+    from .differences import difference
+
+    cls, problem = cast("Any", type(model)), ""
+    for way in _WAYS:
+        plain = model.model_dump(mode="json", **way)
+        try:
+            where = difference(model, from_builtins(cls, plain))
+        except ValueError as error:
+            problem = problem or f"the pydantic model {cls.__qualname__} cannot read what it writes: {error}"
+            continue
+        if where is None:
+            return plain
+        problem = problem or (
+            f"the pydantic model {cls.__qualname__} reads its field {where} otherwise than it writes it (a secret that is "
+            "hidden, exclude=True, a subclass in a field of its base, a validator that changes what was validated, an offset "
+            "from UTC with seconds)"
+        )
+    raise ValueError(problem)
 
 
 def fields_of(value: Any) -> Any:
@@ -43,15 +76,22 @@ def from_builtins(cls: Any, value: Any) -> Any:
         return value
     try:
         try:
-            return cls.model_validate(value)
+            return cls.model_validate(value, **_both_names())
         except sys.modules["pydantic"].ValidationError:
             # A strict model takes the text of a time, and a list for a tuple, from JSON alone.
-            return cls.model_validate_json(json.dumps(value))
+            return cls.model_validate_json(json.dumps(value), **_both_names())
     except sys.modules["pydantic"].ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise ValueError("; ".join(f"{_place(one['loc'])}{one['msg']}" for one in found[:5])) from None
     except Exception as error:  # a validator of the user's may raise anything, and say a value in it
         raise ValueError(f"{type_name(error)} in {cls.__qualname__}'s validation") from None
+
+
+def _both_names() -> dict[str, bool]:
+    """A field is read by its alias or its name, where pydantic can do so (2.11): it is written by its name where it has an
+    alias for validation alone."""
+    version = sys.modules["pydantic"].VERSION.split(".")
+    return {"by_alias": True, "by_name": True} if (int(version[0]), int(version[1])) >= (2, 11) else {}
 
 
 def _place(path: tuple[int | str, ...]) -> str:

@@ -144,6 +144,20 @@ def has_models(annotation: Any) -> bool:
     return "pydantic" in sys.modules and any(map(is_model, _custom_in(msgspec.inspect.type_info(annotation))))
 
 
+_MAY_LOSE = (
+    msgspec.inspect.TimeType,
+    msgspec.inspect.StructType,
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.CustomType,
+)
+
+
+def may_lose(annotation: Any) -> bool:
+    """Whether a type has something in it of which JSON may carry less than a value has: classes, which have subclasses, and
+    times of day."""
+    return any(issubclass(type(info), _MAY_LOSE) for info in _infos(msgspec.inspect.type_info(annotation), []))
+
+
 def readable_result(what: str, annotation: Any) -> Any:
     """The type for decoding the result of `what`, a handler or a step: `Any` if only JSON's own types can be promised.
 
@@ -152,8 +166,10 @@ def readable_result(what: str, annotation: Any) -> Any:
         return Any
     try:
         info = msgspec.inspect.type_info(annotation)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, NotImplementedError, NameError) as error:
         raise _refusal(what, annotation, str(error)) from None
+    except RecursionError:
+        raise _refusal(what, annotation, "it is made of itself") from None
     if (hidden := hidden_in(annotation)) is not None:
         raise _refusal(what, annotation, hidden)
     custom = [cls for cls in _custom_in(info) if not is_model(cls)]

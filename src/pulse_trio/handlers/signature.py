@@ -11,7 +11,8 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import asdict, astuple
@@ -19,9 +20,10 @@ from msgspec.structs import asdict, astuple
 from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
+from .differences import difference
 from .models import from_builtins, to_builtins
 from .options import OPTION_NAMES
-from .payloads import has_models, hidden_in, refuse_hidden, refuse_losses, verb
+from .payloads import has_models, hidden_in, may_lose, refuse_hidden, refuse_losses, verb
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
@@ -59,6 +61,14 @@ class UnfitValue(InvalidArguments):
     """The handler's return value cannot be stored. A retry would do the work again, and end the same way."""
 
 
+class _Looks(NamedTuple):
+    """Arguments that are looked at before they are enqueued: those without a type, and those of whose type JSON may carry less
+    than a value has."""
+
+    untyped: list[str]
+    compared: list[str]
+
+
 class Signature:
     """A handler's parameters: encodes arguments to JSON, and makes the call of the function from JSON (`bind`)."""
 
@@ -92,9 +102,13 @@ class Signature:
         for p in self.parameters:
             _refuse_parameter(self.kind, p)
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
-        self._untyped = [p.name for p in self.parameters if self.hints.get(p.name, Any) is Any]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         struct = self._struct(self.hints)
+        hints = {p.name: self.hints.get(p.name, Any) for p in self.parameters}
+        self._looks = _Looks(
+            [name for name, hint in hints.items() if hint is Any],
+            [name for name, hint in hints.items() if may_lose(hint)],
+        )
         # Other classes that msgspec does not know keep its own check.
         hook = from_builtins if has_models(struct) else None
         self._decoder = msgspec.json.Decoder(struct, dec_hook=hook)
@@ -119,6 +133,11 @@ class Signature:
             raise ConfigurationError(
                 f"Handler {self.kind!r} has a parameter whose type JSON cannot carry: {error}"
             ) from error
+        except (RecursionError, NameError):
+            raise ConfigurationError(
+                f"Handler {self.kind!r} has a parameter whose type is made of itself, which cannot be read. Make it a "
+                "dataclass or a msgspec.Struct with a field of that type, or annotate it Any."
+            ) from None
         if (hidden := hidden_in(struct)) is not None:
             raise ConfigurationError(f"Handler {self.kind!r} has a parameter whose type JSON cannot carry: {hidden}.")
         return struct
@@ -132,9 +151,15 @@ class Signature:
             given = {**dict(zip(self._positional, args, strict=False)), **kwargs}
             encoded = _encode(given)
             refuse_losses(given, encoded, self._what)
-            for name in self._untyped:
+            for name in self._looks.untyped:
                 refuse_hidden(given.get(name), self._what)
-            self._decoder.decode(encoded)
+            read = self._decoder.decode(encoded)
+            for name in self._looks.compared:
+                if name in given and (place := difference(given[name], getattr(read, name), name)) is not None:
+                    raise InvalidArguments(
+                        f"{self._what} hold a value that would arrive as another one: {place}, which the type of the parameter "
+                        f"{name!r} or JSON cannot carry."
+                    )
         except msgspec.ValidationError as error:
             self._refuse_call(args, kwargs)
             hint = self._hint(args, kwargs)
@@ -354,10 +379,18 @@ def hints_of(kind: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _job_parameter(kind: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
-    found = [p.name for p in parameters if hints.get(p.name) is Job]
+    found = [p.name for p in parameters if _is_job(hints.get(p.name))]
     if len(found) > 1:
         raise ConfigurationError(f"Handler {kind!r} has {len(found)} parameters annotated Job; one at most.")
     return found[0] if found else None
+
+
+def _is_job(hint: Any) -> bool:
+    """`Job`, also where it may be None, as for a function that is called by others, too, or is annotated further."""
+    if get_origin(hint) is Annotated:
+        return _is_job(get_args(hint)[0])
+    parts = [part for part in get_args(hint) if part is not NoneType]
+    return hint is Job or (get_origin(hint) in (Union, UnionType) and len(parts) == 1 and _is_job(parts[0]))
 
 
 def _refuse_parameter(kind: str, p: inspect.Parameter) -> None:

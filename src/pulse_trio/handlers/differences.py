@@ -1,0 +1,80 @@
+"""Finds where a value that was written as JSON is read back as another one, without an error.
+
+A subclass is read as the class of the annotation, and its own fields are gone; a time of day in a time zone has no offset, and
+is read without one; a model may write something else than it reads. What has another type afterwards because the annotation
+says so is no difference: a text becomes a date, a list a tuple, an object in an `Any` a dictionary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import time
+from typing import Any, cast
+
+import msgspec
+
+from .models import is_model
+
+
+def difference(given: Any, read: Any, place: str = "") -> str | None:
+    """The first position, as `order.lines[2].price`, at which `read` says something else than `given`; None if there is none.
+    Values whose class does not compare them are not compared."""
+    if given is read:
+        return None
+    if (names := _fields_of(given)) is not None:
+        return _of_fields(names, given, read, place)
+    if isinstance(given, dict):
+        return _of_items(cast("dict[Any, Any]", given), read, place)
+    if isinstance(given, (list, tuple)) and isinstance(read, (list, tuple)):
+        pairs = zip(cast("list[Any]", given), cast("list[Any]", read), strict=False)
+        found = (difference(one, other, f"{place}[{n}]") for n, (one, other) in enumerate(pairs))
+        return next((where for where in found if where is not None), None)
+    if isinstance(given, time) and given.tzinfo is not None and given.utcoffset() is None:
+        return place  # It is equal to one that has no zone.
+    return None if _is_same(given, read) else place
+
+
+def _is_same(given: object, read: object) -> bool:
+    return (
+        type(read) is not type(given) or type(given).__eq__ is object.__eq__ or given == read or given != given  # a NaN
+    )
+
+
+def _of_fields(names: list[str], given: Any, read: Any, place: str) -> str | None:
+    others = _fields_of(read)
+    if others is None or not isinstance(given, type(read)):
+        return None
+    for name in names:
+        where = f"{place}.{name}" if place else name
+        if name not in others:
+            return where
+        if (found := difference(getattr(given, name, None), getattr(read, name, None), where)) is not None:
+            return found
+    return None
+
+
+def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
+    if not isinstance(read, dict):
+        return None
+    others = cast("dict[Any, Any]", read)
+    for key, value in given.items():
+        name = key if key in others else str(key)
+        if name not in others:
+            continue
+        if (found := difference(value, others[name], f"{place}.{key}" if place else str(key))) is not None:
+            return found
+    return None
+
+
+def _fields_of(value: Any) -> list[str] | None:
+    """The names of its fields; None if its class is none of those that have some."""
+    cls = cast("Any", type(value))
+    if issubclass(cls, msgspec.Struct):
+        return list(cls.__struct_fields__)
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    if (attributes := getattr(cls, "__attrs_attrs__", None)) is not None:
+        return [attribute.name for attribute in attributes]
+    if is_model(cls):
+        return [*cls.model_fields, *(value.model_extra or {})]
+    return None
