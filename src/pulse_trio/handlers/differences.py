@@ -31,7 +31,7 @@ def difference(given: Any, read: Any, place: str = "") -> str | None:
         return next((where for where in found if where is not None), None)
     if isinstance(given, time) and given.tzinfo is not None and given.utcoffset() is None:
         return place  # It is equal to one that has no zone.
-    return None if _is_same(given, read) else place
+    return None if _is_same(cast("object", given), read) else place
 
 
 def _is_same(given: object, read: object) -> bool:
