@@ -43,6 +43,15 @@ def at_once(what: str) -> str:
             raise Discard("never")
         case "exit":
             raise SystemExit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "interrupts":
+            raise BaseExceptionGroup("several", [KeyboardInterrupt(), SystemExit(2)])
+        case "local":
+
+            class Throttled(OSError): ...
+
+            raise Throttled("too many")
         case "group":
             raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
         case _:

@@ -131,6 +131,22 @@ async def test_whatever_is_raised_is_the_jobs_own(kind: str, what: str, stage: S
     assert stage.database.state(other) == "completed"
 
 
+@pytest.mark.parametrize("what", ["exit", "interrupt", "interrupts", "local"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_never_tried_again_is_known_by_its_class_wherever_it_was_raised(
+    kind: str, what: str, stage: Stage
+) -> None:
+    """Of a process's exception the worker knew its own class alone, and no `BaseException`."""
+    handler = next(one for one in kinds_app.handlers if one.kind == kind)
+    never = (SystemExit, KeyboardInterrupt, OSError)
+    stage.handlers.job(name="picky", runs=handler.runs, discard_on=never)(handler.function)
+    stage.handlers.job(name="stubborn", runs=handler.runs, discard_on=ConnectionError)(handler.function)
+    dead = await at_once(stage, "picky", what, max_attempts=3)
+    tried = await at_once(stage, "stubborn", what, max_attempts=3)
+    assert (dead.state, tried.state) == ("dead", "retryable")
+    assert {"exit": "SystemExit: 3", "local": "Throttled: too many"}.get(what, "KeyboardInterrupt") in dead.error
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_arguments_that_do_not_fit_are_left_to_a_worker_of_another_version(kind: str, stage: Stage) -> None:
     job_id = stage.enqueue(kind, which="unknown")

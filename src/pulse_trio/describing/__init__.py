@@ -18,20 +18,23 @@ A `str()` that loops forever cannot be bounded: it blocks the event loop like an
 worker's log says where (`LoopBlocked`). Endless recursion ends with a `RecursionError` (`ask`).
 """
 
-from .attributes import is_group, place_of, raised_by_ctrl_c, type_name
+from .attributes import STANDS_FOR, bases_of, is_group, judged_as, place_of, raised_by_ctrl_c, type_name
 from .carrying import Carried, CarriedBase, carried, leaves_of, original, parted
 from .texts import ask, cut, storable
 from .tracebacks import error_text, headline_of, message_of
 
 __all__ = [
+    "STANDS_FOR",
     "Carried",
     "CarriedBase",
     "ask",
+    "bases_of",
     "carried",
     "cut",
     "error_text",
     "headline_of",
     "is_group",
+    "judged_as",
     "leaves_of",
     "message_of",
     "original",

@@ -29,6 +29,20 @@ def type_name(error: BaseException) -> str:
     return plain(_type["__name__"].__get__(type(error)))[:200]
 
 
+STANDS_FOR = "_pulse_trio_stands_for"
+"""In the namespace of an exception's class: the class for which it stands, because that must not be raised."""
+
+
+def judged_as(error: BaseException) -> type[BaseException]:
+    """The class by which retry policies judge it."""
+    return get_of(dict(_type["__dict__"].__get__(type(error))), STANDS_FOR, type(error))
+
+
+def bases_of(error: BaseException) -> list[type[BaseException]]:
+    """The exceptions' classes from which its own is derived, nearest first."""
+    return [base for base in _type["__mro__"].__get__(type(error))[1:] if issubclass(base, BaseException)]
+
+
 def is_group(error: BaseException) -> bool:
     """Whether it is an ExceptionGroup."""
     return issubclass(type(error), BaseExceptionGroup)

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from ..callables import is_async
+from ..describing import judged_as
 from ..errors import ConfigurationError
 from ..states import exponential, leaves_of, retry_delay
 
@@ -106,7 +107,7 @@ class Retries:
 
     def _delay(self, claim: Claim, leaf: BaseException) -> float | None:
         # Not isinstance, which asks the exception for its class.
-        raised = type(leaf)
+        raised = judged_as(leaf)
         if issubclass(raised, self.discard_on):
             return None
         if self.retry_on is not None and not issubclass(raised, self.retry_on):

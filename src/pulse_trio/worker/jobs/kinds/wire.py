@@ -9,7 +9,18 @@ from typing import Any, cast
 
 import msgspec
 
-from ....describing import ask, cut, error_text, is_group, leaves_of, message_of, place_of, storable
+from ....describing import (
+    STANDS_FOR,
+    ask,
+    bases_of,
+    cut,
+    error_text,
+    is_group,
+    leaves_of,
+    message_of,
+    place_of,
+    storable,
+)
 from ....job_log import JobFields
 from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
 from ....states import WISHES
@@ -20,6 +31,7 @@ _LEAVES = 1000
 """Exceptions of a group that cross; a retry policy is asked about no more of them."""
 _LIMIT = 65_536
 """Bytes of an exception's message that cross."""
+_BASES = 50
 
 
 class Importable(msgspec.Struct, frozen=True):
@@ -62,7 +74,8 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
     delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own).
-    `took` and `leaves` as of `Returned`."""
+    `took` and `leaves` as of `Returned`. `bases`: the classes from which its own is derived, nearest first, of which the worker
+    may know one where it does not know that: a class in a function has no place."""
 
     place: Importable
     text: str
@@ -71,6 +84,7 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     inner: list[Raised] | None = None
     took: float | None = None
     leaves: bool = False
+    bases: list[Importable] = []
 
 
 class Late(msgspec.Struct, frozen=True, tag="late"):
@@ -125,7 +139,8 @@ def _described(error: BaseException, record: str) -> Raised:
     wish = next((w for w in WISHES if issubclass(type(error), w)), type(error))
     module, name = place_of(wish)
     text = cut(storable(message_of(error)), _LIMIT)
-    return Raised(Importable(module, name), text, record, seconds=_seconds_of(error))
+    bases = [Importable(*place_of(base)) for base in bases_of(error)[:_BASES]]
+    return Raised(Importable(module, name), text, record, seconds=_seconds_of(error), bases=bases)
 
 
 def _seconds_of(error: BaseException) -> float | None:
@@ -138,9 +153,11 @@ def _seconds_of(error: BaseException) -> float | None:
 
 
 def rebuild(raised: Raised) -> Exception:
-    """The exception again, as far as a retry policy needs it: of the same class if this process knows it, with the same text.
-    Never raises, whatever that class does."""
-    cls = _find(raised.place)
+    """The exception again, as far as a retry policy needs it: of the same class if this process knows it, else of the nearest
+    that it knows, with the same text. One that is no `Exception`, a SystemExit, would end the worker where it is raised: it is
+    an `Exception` that stands for that class. Never raises, whatever that class does."""
+    known = next((found for place in (raised.place, *raised.bases) if (found := _find(place)) is not None), Exception)
+    cls: type[Exception] = known if issubclass(known, Exception) else Exception
     if raised.seconds is not None and cls in (Snooze, RetryAfter):
         return cls(raised.seconds)
     if cls is Discard:
@@ -154,7 +171,8 @@ def rebuild(raised: Raised) -> Exception:
     name = raised.place.name.rpartition(".")[2]
     for base in (cls, Exception):
         try:
-            named: Any = type(name, (base,), {"__module__": raised.place.module, "__str__": said})
+            kept = {"__module__": raised.place.module, "__str__": said, STANDS_FOR: known}
+            named: Any = type(name, (base,), kept)
             # Not through __init__, which may require any arguments.
             error: Any = base.__new__(named)
             if raised.seconds is not None:
@@ -166,13 +184,12 @@ def rebuild(raised: Raised) -> Exception:
     return Exception(raised.text)
 
 
-def _find(place: Importable) -> type[Exception]:
+def _find(place: Importable) -> type[BaseException] | None:
     """The class, if this process has it; no module is imported for it."""
     found: Any = sys.modules.get(place.module)
     for name in place.name.split("."):
         try:
             found = getattr(found, name, None)
         except Exception:  # a module's own __getattr__
-            return Exception
-    is_class = issubclass(type(found), type) and issubclass(found, Exception)
-    return found if is_class else Exception
+            return None
+    return found if issubclass(type(found), type) and issubclass(found, BaseException) else None
