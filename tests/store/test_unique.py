@@ -164,6 +164,21 @@ def test_replacing_gives_a_waiting_job_the_new_arguments_and_time(window: Window
     assert ask(window, queue, key="new", on_conflict="replace").added
 
 
+async def test_a_job_that_is_replaced_has_the_attempts_that_the_new_work_asks_for(
+    window: Window, store: WorkerStore, queue: str
+) -> None:
+    first = ask(window, queue, max_attempts=2)
+    await store.settle([end(await claim_one(store, queue), "failed", error="no")])
+    assert ask(window, queue, args={"v": 2}, max_attempts=3, on_conflict="replace") == (first.id, False, True)
+    states: list[str] = []
+    for _ in range(3):
+        await store.settle([end(await claim_one(store, queue), "failed", error="no")])
+        states.append(window.state(first.id))
+    assert states == ["available", "available", "dead"]
+    job = window.job(first.id)
+    assert (job["attempt"], job["max_attempts"]) == (4, 4)
+
+
 async def test_a_running_job_is_not_replaced_and_the_answer_says_so(
     store: WorkerStore, window: Window, queue: str
 ) -> None:
