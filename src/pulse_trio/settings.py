@@ -119,7 +119,8 @@ class WorkerSettings:
         30.0, "How long a claim or heartbeat reserves a job; a vanished worker's jobs are rescued after that time."
     )
     heartbeat: float = _setting(
-        10.0, "How often a running job's lease is renewed: a third of the lease, at most half of it."
+        10.0,
+        "How often a running job's lease is renewed: a third of the lease is right, at most half of it. Set it with the lease.",
     )
     stale: float = _setting(
         0.0, "How long a worker may show no sign of life before it counts as stale; 0 for the length of its lease."

@@ -342,7 +342,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="cannot use"), embedded_server(tmp_path / "file" / "pg"):
+    with pytest.raises(ConfigurationError, match="cannot use"), embedded_server(str(tmp_path / "file" / "pg")):
         pass
 
 

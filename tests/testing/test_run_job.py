@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import pytest
 import trio
@@ -197,6 +198,9 @@ async def test_wrong_uses_say_whose_fault_it_is() -> None:
         await run_job(welcome, "Ada", handlers=Handlers())
     with pytest.raises(ValueError, match=r"handler\.options\(timeout="):
         await run_job(welcome, "Ada", cancel_after=1, cancel_reason="timeout")
+    misspelt: Any = "fence_lost"
+    with pytest.raises(ValueError, match=r"'fence_lost' is none of user, .*fence-lost"):
+        await run_job(welcome, "Ada", cancel_after=1, cancel_reason=misspelt)
 
 
 @pytest.mark.trio

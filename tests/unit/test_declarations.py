@@ -154,6 +154,10 @@ def test_other_mistakes_are_refused_at_registration(handlers: Handlers) -> None:
         handlers.cron("@hourly", name="a\nb")(greet)
     with pytest.raises(ConfigurationError, match=r"a moment \(at=\) is for a single job"):
         handlers.cron("@hourly", name="late")(greet.options(run_at=datetime(2030, 1, 1, tzinfo=UTC)))
+    for option in ("deadline", "expires"):
+        moment: Any = {option: datetime(2030, 1, 1, tzinfo=UTC)}
+        with pytest.raises(ConfigurationError, match="a moment is for a single job"):
+            handlers.cron("@hourly", name="late")(greet.options(**moment, tags=["deadline"]))
     with pytest.raises(ConfigurationError, match="no caller to raise to"):
         handlers.cron("@hourly", name="strict")(greet.options(unique_key="k", on_conflict="raise"))
     with pytest.raises(ConfigurationError, match="registered elsewhere"):

@@ -29,7 +29,7 @@ LEAVE_LIMIT = 90.0  # seconds; above the keeper's own limits for stopping the se
 
 @contextmanager
 def embedded_server(
-    folder: Path | None = None, *, settings: Mapping[str, str] | None = None
+    folder: str | Path | None = None, *, settings: Mapping[str, str] | None = None
 ) -> Generator[EmbeddedServer]:
     """Use the embedded PostgreSQL in `folder`; the first user starts it, the last one to leave waits for its end.
 
@@ -57,7 +57,7 @@ def embedded_server(
 
 @asynccontextmanager
 async def open_embedded(
-    folder: Path | None = None, *, settings: Mapping[str, str] | None = None
+    folder: str | Path | None = None, *, settings: Mapping[str, str] | None = None
 ) -> AsyncGenerator[EmbeddedServer]:
     """`embedded_server` for Trio: the blocking work runs in a thread.
 

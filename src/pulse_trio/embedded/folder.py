@@ -27,13 +27,13 @@ def default_folder(start: Path | None = None) -> Path:
     return next(marked, here) / ".pulse-trio" / "postgres"
 
 
-def prepare_folder(folder: Path | None) -> Path:
+def prepare_folder(folder: str | Path | None) -> Path:
     """Create `folder` (default: `default_folder()`) and its lock folder; returns its absolute path.
 
     Raises:
         ConfigurationError: it cannot be created or written to, or another user owns it or may write it.
     """
-    home = default_folder() if folder is None else folder.absolute()
+    home = default_folder() if folder is None else Path(folder).absolute()
     # Files written there, and for root files that change owner, would follow the folder owner's links.
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)

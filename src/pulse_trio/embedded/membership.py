@@ -51,7 +51,7 @@ class Membership:
         self._users = users
 
     @classmethod
-    def join(cls, folder: Path | None, settings: Mapping[str, str]) -> Membership:
+    def join(cls, folder: str | Path | None, settings: Mapping[str, str]) -> Membership:
         """Join the server in `folder`, starting it if it has no users. Arguments and errors: `embedded_server`."""
         check_settings(settings)
         home = prepare_folder(folder)

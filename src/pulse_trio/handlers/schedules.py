@@ -69,6 +69,11 @@ def schedule(
         raise ConfigurationError(
             f"Schedule {name!r}: a schedule has its own times; a moment (at=) is for a single job."
         )
+    if made.options is not None and not {"deadline", "expires"}.isdisjoint(msgspec.json.decode(made.options)):
+        raise ConfigurationError(
+            f"Schedule {name!r}: deadline and expires are seconds from each occurrence's enqueue on; a moment is for a single "
+            "job, and those that are enqueued after it would all be cancelled."
+        )
     if made.on_conflict == "raise":
         raise ConfigurationError(
             f"Schedule {name!r}: there is no caller to raise to; on_conflict may be skip or replace."

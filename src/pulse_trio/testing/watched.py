@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import trio
 
+from ..jobs import CancelReason
 from ..observe import AttemptFailed, JobEnded, JobStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from ..jobs import CancelReason
 
 _BEATS = {"lease": 1.0, "heartbeat": 0.1}
 """Seconds, where the lease is to be lost soon."""
@@ -25,6 +24,8 @@ class Cancellation:
     message: str | None
 
     def __post_init__(self) -> None:
+        if self.reason not in get_args(CancelReason):
+            raise ValueError(f"cancel_reason={self.reason!r} is none of {', '.join(get_args(CancelReason))}.")
         if self.reason in ("timeout", "deadline"):
             raise ValueError(
                 f"cancel_reason={self.reason!r}: run_job(handler.options({self.reason}=...)) has that reason."
