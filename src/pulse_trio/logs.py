@@ -93,7 +93,6 @@ _WARNINGS = (
     ScheduleLate,
     QueueBacklog,
 )
-
 _ERRORS = (JobDied, BadRow, ClaimRefused)
 
 
@@ -150,6 +149,7 @@ def set_up(*, as_json: bool, verbose: bool) -> None:
     handler.addFilter(JobLogFilter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
 
 
 def forwarding_level() -> int | None:

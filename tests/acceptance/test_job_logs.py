@@ -19,6 +19,7 @@ KINDS = ["trio", "asyncio", "thread", "process"]
 APP = """
 import asyncio
 import logging
+import warnings
 
 import trio
 
@@ -32,6 +33,7 @@ def speak(how):
     assert current_job().kind == how
     log.warning("from %s", how, extra={"order": {"id": 5}, "bad": Bad(), "level": "theirs"})
     log.info("%d of them", how)  # a mistake
+    warnings.warn(f"{how} is old")
 
 
 class Bad:
@@ -104,6 +106,8 @@ async def test_handlers_of_every_kind_log_with_their_job_and_extra_fields(
         for entry in mistakes:
             assert entry["message"].startswith("a line of the log could not be written: '%d of them', of ")
             assert "TypeError" in entry["traceback"]
+    warned = [entry for entry in entries if entry["logger"] == "py.warnings"]
+    assert {entry["kind"] for entry in warned if f"{entry['kind']} is old" in entry["message"]} == set(KINDS)
     (started,) = [entry for entry in entries if entry.get("event") == "WorkerStarted"]
     assert started["job_id"] is None
 

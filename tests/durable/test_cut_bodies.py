@@ -171,3 +171,45 @@ async def test_what_cut_a_body_short_binds_no_attempt_if_its_own_was_lost_before
     for _ in range(4):
         await attempts(1, trees, job_id)
     assert trees.job(job_id)["result"] == ["packed", "labelled"]
+
+
+async def test_a_worker_that_is_lost_as_plain_code_in_a_body_has_failed_costs_an_attempt_alone(trees: Trees) -> None:
+    """The block's failure was a line, and nothing was undone for it: the job was dead."""
+    bodies: list[int] = []
+    charged: list[int] = []
+    failed, told = trio.Event(), trio.Event()
+
+    @trees.handlers.job
+    async def label(n: int) -> int:
+        return n
+
+    async def charge() -> None:
+        charged.append(1)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> int:
+        async def beside() -> None:
+            if job.attempt == 1:
+                await failed.wait()
+            await job.step(trio.lowlevel.checkpoint, key="beside")
+            told.set()
+
+        await job.step(charge, key="charge")
+        job.nursery.start_soon(beside)
+        try:
+            async with job.durable_nursery(key="block") as nursery:
+                child = nursery.start_soon(label, 7)
+                bodies.append(job.attempt)
+                if len(bodies) == 1:
+                    raise OSError("a file that is not there yet")
+        except* OSError:
+            failed.set()
+            await told.wait()
+            await trees.dies(job)
+        return child.result
+
+    job_id = trees.enqueue("order")
+    # The attempt after that fails in its place, and the next one does the body anew.
+    found = await trees.ended(job_id)
+    assert (found["state"], found["result"]) == ("completed", 7), found["error"]
+    assert (bodies, charged) == ([1, 2, 3], [1])

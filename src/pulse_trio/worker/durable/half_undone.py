@@ -235,8 +235,10 @@ async def check_answer(durable: Durable, error: BaseException) -> None:
         return
     waits, line = replay.unopened.waits, replay.next_line
     if waits.failed_body and _is_of_it(error):
-        # All is undone, or nothing is: each attempt would come to the same.
-        durable.fail(failed_no_more(job_id, []))
+        if waits.marks or durable.failures.undone:
+            # All is undone: each attempt would come to the same.
+            durable.fail(failed_no_more(job_id, []))
+        # Else the attempt has failed of its block as that before it had, whose worker was lost. The next one does it anew.
     elif not any(issubclass(type(leaf), FailedBefore) for leaf in leaves_of(error)):
         return
     elif replay.over and waits.undoing:
