@@ -39,7 +39,7 @@ SELECT j.id, j.kind, j.state, j.error, a.attempt, a.error AS of_attempt FROM job
 WHERE %s IN (j.root_id, j.id)
 """
 EXPECTED = re.compile(
-    "Discard|Flaky|RetryAfter: 0, because of|[Ll]ease|^(parent|user|sibling|shutdown|suspended)$"
+    "Discard|Flaky|FailedBefore|RetryAfter: 0, because of|[Ll]ease|^(parent|user|sibling|shutdown|suspended)$"
     "|the job was cancelled meanwhile, and runs once more to clean up"
     "|^a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt"
 )
