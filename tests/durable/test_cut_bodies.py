@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from pulse_trio import Discard, Handler, Job, SyncClient
+from pulse_trio.worker.durable.failures import Failures
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -213,3 +215,56 @@ async def test_a_worker_that_is_lost_as_plain_code_in_a_body_has_failed_costs_an
     found = await trees.ended(job_id)
     assert (found["state"], found["result"]) == ("completed", 7), found["error"]
     assert (bodies, charged) == ([1, 2, 3], [1])
+
+
+@pytest.mark.parametrize("scope", ["in the block", "around it", "none"])
+async def test_a_worker_that_is_lost_before_the_marks_of_what_failed_are_there(
+    scope: str, trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a scope was left had its line before them: the next attempt did not come to the block's failure, and wrote another
+    one; the job was dead of a mismatch when it was resumed later."""
+    done: list[str] = []
+
+    async def flaky() -> None:
+        done.append("flaky")
+        if done.count("flaky") == 1:
+            raise OSError("for a moment")
+
+    async def other(what: str) -> None:
+        done.append(what)
+
+    @trees.handlers.job
+    async def label() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(other, "before")
+        with job.move_on_after(600) if scope == "around it" else nullcontext():
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(label)
+                with job.move_on_after(600) if scope == "in the block" else nullcontext():
+                    await job.step(flaky)
+                await job.step(other, "in it")
+        await job.step(other, "after")
+        await job.sleep(0.01)
+        await job.step(other, "last")
+
+    real = Failures.forget_those_of
+    lost: list[int] = []
+
+    async def forget_those_of(self: Failures, error: BaseException | None = None, **how: bool) -> None:
+        claim = self._history.running.claim
+        if claim.attempt == 1 and error is not None:
+            lost.append(claim.id)
+            await trees.lose(claim.id)
+            await trio.sleep_forever()
+        await real(self, error, **how)
+
+    monkeypatch.setattr(Failures, "forget_those_of", forget_those_of)
+    job_id = trees.enqueue("order", max_attempts=9)
+    found = await trees.ended(job_id)
+    print(trees.window.run("SELECT attempt, outcome, left(error, 200) FROM attempt WHERE job_id = %s ORDER BY attempt", job_id))
+    for r in trees.window.run("SELECT line, kind, key, name, left(value::text, 100) AS value, attempt FROM history WHERE job_id = %s ORDER BY line", job_id): print(r)
+    assert found["state"] == "completed", found["error"]
+    assert lost == [job_id]
+    assert done == ["before", "flaky", "flaky", "in it", "after", "last"]
