@@ -260,7 +260,7 @@ def _refuse_no_role(name: str) -> None:
         raise UsageError(
             "PUBLIC is every role of the server, and the rights are those of one: name a role of your own."
         )
-    if not name or "\0" in name:
+    if name in ("", "none") or "\0" in name:
         raise UsageError(f"{name!r} is not the name of a role.")
 
 

@@ -26,7 +26,7 @@ from .schema_owner import refuse_foreign
 from .sql import render, render_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
+    from collections.abc import Collection, Generator, Iterable, Mapping
 
 
 # Another table access method would have no HOT updates; check_function_bodies finds errors immediately.
@@ -171,10 +171,10 @@ def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
         connection.execute(render('SELECT :"schema".mend_ids()', schema).encode())
 
 
-def check_sync(dsn: str, schema: str = "pulse") -> None:
+def check_sync(dsn: str, schema: str = "pulse", pins: Mapping[str, str] = PINNED) -> None:
     """Raises `SchemaError` unless the schema is what this version of pulse-trio needs, or a newer one that it
-    works with. Blocks."""
-    with connect_sync(dsn) as connection, _rights_explained(connection, schema, migrates=False):
+    works with. `pins`: settings of the session. Blocks."""
+    with connect_sync(dsn, pins) as connection, _rights_explained(connection, schema, migrates=False):
         found = connection.execute(
             "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
         ).fetchone()

@@ -529,14 +529,15 @@ async def test_without_a_database_or_a_schema_that_is_the_finding(processes: Pro
         assert what in finding["what"]
 
 
-def test_it_names_who_has_locked_a_table(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("table", ["job", "queue", "session", "migration", "schedule"])
+def test_it_names_who_has_locked_a_table(table: str, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PATIENCE", 0.3)
     with psycopg.connect(dsn) as locker:
-        locker.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
+        locker.execute(f"LOCK TABLE pulse.{table} IN ACCESS EXCLUSIVE MODE".encode())
         pid = locker.info.backend_pid
         (found,) = [each for each in examine(dsn, None) if each.check == "looking"]
     assert f"pid {pid} (user" in (found.do or "")
-    assert "has locked job. Wait for it, or end it: SELECT pg_terminate_backend(PID)" in (found.do or "")
+    assert f"has locked {table}. Wait for it, or end it: SELECT pg_terminate_backend(PID)" in (found.do or "")
     assert "because it took too long" in found.what
 
 

@@ -7,14 +7,18 @@ import enum
 import uuid
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import msgspec
+import psycopg
 import pydantic
 import pytest
 import trio
 
 from pulse_trio import AeadCodec, Handlers, Job, SyncClient, Worker
+from pulse_trio.client.refs import result_of
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -176,3 +180,45 @@ async def test_a_child_takes_dictionaries_whose_keys_are_no_texts_and_is_found_a
     await trees.burst()
     assert trees.job(job_id)["state"] == "completed"
     assert taken == [seats]
+
+
+class One(enum.StrEnum):
+    ONE = "1"
+
+
+RESULTS: list[tuple[Any, Any]] = [
+    (int | Decimal, Decimal(2)),
+    (dict[str, float | Decimal], {"eur": Decimal("19.90")}),
+    (bool | One, One.ONE),
+    (Literal["null"] | None, "null"),
+    (msgspec.Raw, msgspec.Raw(b'{"a":1}')),
+    # Some handlers declare `int` and return a text.
+    (int, "5"),
+]
+
+
+@pytest.mark.parametrize(("of", "value"), RESULTS, ids=lambda one: str(one)[:20])
+async def test_a_childs_result_is_what_a_client_reads(of: Any, value: Any, trees: Trees) -> None:
+    """It was converted as from a text: `Decimal('2')` of `int | Decimal` was 2, and "null" of an optional one None."""
+    seen: list[Any] = []
+
+    async def gives() -> Any:
+        return value
+
+    gives.__annotations__["return"] = of
+    child = trees.handlers.job(gives)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            started = nursery.start_soon(child)
+        seen.append(started.result)
+
+    assert (await trees.ended(trees.enqueue("order")))["state"] == "completed"
+    with psycopg.connect(trees.dsn) as connection:
+        ref = SyncClient(connection, handlers=trees.handlers).enqueue(child)
+    await trees.burst()
+    with psycopg.connect(trees.dsn, autocommit=True) as connection:
+        read = result_of(SyncClient(connection).job(ref.id), of)
+    assert (type(seen[0]), seen[0]) == (type(read), read)
+    assert seen[0] == (5 if value == "5" else value)

@@ -76,6 +76,19 @@ class Home(pydantic.BaseModel):
     pets: list[Pet]
 
 
+class Sparse(pydantic.BaseModel):
+    note: str | None = "none given"
+    numbers: list[int] = [1]
+
+    @pydantic.model_serializer(mode="wrap")
+    def sparse(self, written: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in written(self).items() if value}
+
+
+class When(pydantic.BaseModel):
+    at: datetime
+
+
 class Loose(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
     anything: Any = None
@@ -135,6 +148,8 @@ KEPT: list[tuple[Any, Any]] = [
     (Left, Left(kept=4)),
     (Doubled, Doubled(one=4)),
     (Home, Home(pets=[Pet(name="y")])),
+    (Sparse, Sparse(note="n")),
+    (When, When(at=datetime(2026, 11, 29, tzinfo=UTC))),
     (Loose, Loose(anything={"at": 1}, more="m")),  # pyright: ignore[reportCallIssue] -- an extra field
     (Animal, Animal("y")),
     (Tree, Tree(1, [Tree(2), Tree(3, [Tree(4)])])),
@@ -147,6 +162,10 @@ CHANGED: list[tuple[Any, Any, str]] = [
     (Secret, Secret(password=pydantic.SecretStr("hunter2")), "password"),
     (Left, Left(left=5), "left"),
     (Shouted, Shouted(text="a"), "text"),
+    (Sparse, Sparse(note=None), "note"),
+    (Sparse, Sparse(numbers=[]), "numbers"),
+    (Loose, Loose(anything=pydantic.SecretStr("hunter2")), "anything"),
+    (Loose, Loose(more=[pydantic.SecretStr("hunter2")]), r"more\[0\]"),  # pyright: ignore[reportCallIssue] -- as above
     (Home, Home(pets=[Pet(), Cat(lives=7)]), r"pets\[1\].lives"),
 ]
 LOST: list[tuple[Any, Any, str]] = [
@@ -169,6 +188,10 @@ CONVERTED: list[tuple[Any, Any]] = [
     (dict[str, Any], {"at": datetime(2026, 1, 1, tzinfo=UTC), "who": Animal(), "set": {1}}),
     (Loose, Loose(anything={1: datetime(2026, 1, 1, tzinfo=UTC)})),
     (Any, Dog()),
+    # In the hour that comes twice, and in the one that is left out, a local time is equal to none in another zone.
+    *((When, When(at=datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold))) for fold in (0, 1)),
+    (When, When(at=datetime(2026, 3, 29, 2, 30, tzinfo=BERLIN))),
+    (list[datetime], [datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)]),
 ]
 
 
@@ -204,6 +227,7 @@ def test_an_argument_of_which_its_annotation_carries_less_is_refused(of: Any, va
 @pytest.mark.parametrize(("of", "value"), CONVERTED, ids=named)
 def test_what_its_annotation_makes_another_type_of_is_no_difference(of: Any, value: Any) -> None:
     handler(of).request(value)
+    encode_result("k", value)
 
 
 def test_what_no_class_compares_is_not_compared() -> None:
@@ -212,7 +236,8 @@ def test_what_no_class_compares_is_not_compared() -> None:
 
     assert difference([Opaque()], [Opaque()]) is None
     assert difference({"a": float("nan")}, {"a": float("nan")}) is None
-    assert difference({"a": 1, "b": 2}, {"b": 3}) == "b"
+    assert difference({"a": 1, "b": 2}, {"a": 1, "b": 3}) == "b"
+    assert difference({"a": 1, "b": 2}, {"b": 2}) == "a"
     assert difference(Secret(password=pydantic.SecretStr("a")), Secret(password=pydantic.SecretStr("b"))) == "password"
 
 

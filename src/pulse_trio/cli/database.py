@@ -17,14 +17,14 @@ from ..client import SyncClient
 from ..embedded import embedded_server, open_embedded
 from ..errors import ConfigurationError, SchemaError
 from ..migrate import check_sync, migrate_sync
-from ..postgres import connect_sync
+from ..postgres import PINNED, connect_sync
 from ..postgres.dsn import redact, shown_dsn
 from ..settings import file_dsn, load_settings
 from .options import chosen_actor
 from .output import notice
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 
     from ..embedded import EmbeddedServer
 
@@ -145,11 +145,15 @@ def _announce(choice: Choice) -> None:
 
 
 @contextmanager
-def open_store(dsn: str | None, schema: str | None) -> Generator[SyncClient]:
-    """The client of a command that reads or acts once. Choosing, checking or connecting may fail immediately."""
+def open_store(
+    dsn: str | None, schema: str | None, *, pins: Mapping[str, str] = PINNED, check: bool = True
+) -> Generator[SyncClient]:
+    """The client of a command that reads or acts once, with these settings of its session. Choosing, checking or connecting may
+    fail immediately."""
     name = load_settings({"schema": schema}).schema
     choice = choose_database(dsn)
     with open_database(choice, name) as address:
-        check_sync(address, name)
-        with connect_sync(address) as connection:
+        if check:
+            check_sync(address, name, pins)
+        with connect_sync(address, pins) as connection:
             yield SyncClient(connection, schema=name, actor=chosen_actor())

@@ -10,7 +10,8 @@ import time
 import click
 
 from ..doctor import Finding, diagnose, judge_failure, judge_line, judge_pooler, judge_server
-from ..errors import DatabaseUnavailable, PulseTrioError
+from ..errors import DatabaseUnavailable, PulseTrioError, TookTooLong
+from ..postgres import PINNED
 from ..store import health as looking
 from ..text import one_line
 from .database import choose_database, open_store
@@ -55,7 +56,7 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
     fault."""
     choice = choose_database(dsn)
     try:
-        with open_store(dsn, schema) as client:
+        with open_store(dsn, schema, pins=PINNED | {"statement_timeout": f"{looking.PATIENCE} s"}) as client:
             asked = time.time()
             server = client.run(looking.server())
             took = time.time() - asked
@@ -71,6 +72,9 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
         ours = our_error(error)
         if ours is None:
             raise
+        if isinstance(ours, TookTooLong):
+            with open_store(dsn, schema, check=False) as client:
+                return [judge_failure(ours, describe(ours), client.run(looking.lockers()))]
         away = "PulseDatabaseDown" if isinstance(ours, DatabaseUnavailable) else None
         return [Finding("error", "connection", describe(ours), "Nothing else can be checked before this works.", away)]
     return findings

@@ -8,7 +8,7 @@ says so is no difference: a text becomes a date, a list a tuple, an object in an
 from __future__ import annotations
 
 import dataclasses
-from datetime import time
+from datetime import UTC, datetime, time
 from typing import Any, cast
 
 import msgspec
@@ -16,17 +16,23 @@ import msgspec
 from .models import is_model
 
 
-def difference(given: Any, read: Any, place: str = "") -> str | None:
+def difference(given: object, read: object, place: str = "") -> str | None:
     """The first position, as `order.lines[2].price`, at which `read` says something else than `given`; None if there is none.
     Values whose class does not compare them are not compared."""
     if given is read:
         return None
+    if given is None or hasattr(type(given), "get_secret_value"):
+        # What was left out came back as the default; a secret hides itself, in an `Any` as a text.
+        return None if given == read else place
     if (names := _fields_of(given)) is not None:
         return _of_fields(names, given, read, place)
     if isinstance(given, dict):
         return _of_items(cast("dict[Any, Any]", given), read, place)
     if isinstance(given, (list, tuple)) and isinstance(read, (list, tuple)):
-        pairs = zip(cast("list[Any]", given), cast("list[Any]", read), strict=False)
+        ones, others = cast("list[Any]", given), cast("list[Any]", read)
+        if len(ones) != len(others):
+            return place
+        pairs = zip(ones, others, strict=True)
         found = (difference(one, other, f"{place}[{n}]") for n, (one, other) in enumerate(pairs))
         return next((where for where in found if where is not None), None)
     if isinstance(given, time) and given.tzinfo is not None and given.utcoffset() is None:
@@ -35,6 +41,9 @@ def difference(given: Any, read: Any, place: str = "") -> str | None:
 
 
 def _is_same(given: object, read: object) -> bool:
+    if isinstance(given, datetime) and isinstance(read, datetime) and given.tzinfo and read.tzinfo:
+        # In the hour that comes twice a local time is equal to none in another zone, be it the same moment.
+        return given.astimezone(UTC) == read.astimezone(UTC)
     return (
         type(read) is not type(given) or type(given).__eq__ is object.__eq__ or given == read or given != given  # a NaN
     )
@@ -59,9 +68,12 @@ def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
     others = cast("dict[Any, Any]", read)
     for key, value in given.items():
         name = key if key in others else str(key)
-        if name not in others:
-            continue
-        if (found := difference(value, others[name], f"{place}.{key}" if place else str(key))) is not None:
+        if name not in others and isinstance(key, str):
+            return f"{place}.{key}" if place else key
+        if (
+            name in others
+            and (found := difference(value, others[name], f"{place}.{key}" if place else str(key))) is not None
+        ):
             return found
     return None
 

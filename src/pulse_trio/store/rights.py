@@ -12,14 +12,11 @@ if TYPE_CHECKING:
 
 # A worker's last: it reads every argument, which is more than a person or a program should have.
 _ORDER: tuple[RoleKind, ...] = ("producer", "operator", "waiter", "worker")
-_WRITES = re.compile("INSERT|UPDATE|DELETE")
 _REFUSED = re.compile(r'permission denied for (?:table|view|function|sequence|schema) "?(\w+)"?')
 
 
 def remedy(refusal: str, schema: str) -> str:
-    """What to do about PostgreSQL's `permission denied for view jobs`; empty if no role of ours has that right.
-
-    PostgreSQL does not say which right on a table was missing, so roles that may only read it are named as such."""
+    """What to do about PostgreSQL's `permission denied for view jobs`; empty if no role of ours has that right."""
     found = _REFUSED.search(refusal)
     if found is None:
         return ""
@@ -32,29 +29,19 @@ def remedy(refusal: str, schema: str) -> str:
     touching: list[RoleKind] = [
         kind for kind in _ORDER if name == schema or name in FUNCTIONS[kind] or name in _named(kind)
     ]
-    writing: list[RoleKind] = [
-        kind for kind in touching if name in FUNCTIONS[kind] or name in _named(kind, writes=True)
-    ] or touching
     if not touching:
         return ""
-    readers: list[RoleKind] = [kind for kind in touching if kind not in writing]
-    aside = f" ({_either(readers)} may read it)" if readers else ""
-    ways = [f"--{kind} ROLE" for kind in [*writing, *readers]]
+    ways = [f"--{kind} ROLE" for kind in touching]
     # Which of them the role has already no refusal says: a waiter reads a column of the table, and no more.
     other = ", the one that it does not have yet" if len(ways) > 1 else ""
     return (
-        f" That needs the rights of {_either(writing)}{aside}: as the schema's owner, run: "
-        f"pulse-trio grants {' or '.join(ways)}{other}"
+        f" That needs the rights of {_either(touching)}: as the schema's owner, run: pulse-trio grants {' or '.join(ways)}"
+        f"{other} (and name what else the role does: it keeps no other rights)"
     )
 
 
-def _named(kind: RoleKind, *, writes: bool = False) -> list[str]:
-    return [
-        name
-        for rights, names in TABLES[kind].items()
-        if not writes or _WRITES.search(rights)
-        for name in names.split(", ")
-    ]
+def _named(kind: RoleKind) -> list[str]:
+    return [name for names in TABLES[kind].values() for name in names.split(", ")]
 
 
 def _either(kinds: list[RoleKind]) -> str:

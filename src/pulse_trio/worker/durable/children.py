@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
@@ -227,11 +228,17 @@ class Child(Generic[R]):
     def _decoded(self) -> Any:
         if self._result is None:
             return None
-        stored = msgspec.json.decode(self._result)
-        value = decoded_value(self._codec, stored, self.kind, self.id, result=True) if self._codec else stored
+        stored = self._result
+        if self._codec:
+            value = decoded_value(self._codec, msgspec.json.decode(stored), self.kind, self.id, result=True)
+            stored = msgspec.json.encode(value)
         try:
-            return msgspec.convert(value, self._type, strict=False, dec_hook=from_builtins)
+            return msgspec.json.decode(stored, type=self._type, dec_hook=from_builtins)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
+            # As a client reads it: some handlers declare `int` and return "5".
+            with suppress(msgspec.ValidationError, TypeError, ValueError):
+                value = msgspec.json.decode(stored)
+                return msgspec.convert(value, self._type, strict=False, dec_hook=from_builtins)
             raise UsageError(
                 f"Child {self.id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."
             ) from None
