@@ -536,8 +536,8 @@ def test_it_names_who_has_locked_a_table(table: str, dsn: str, monkeypatch: pyte
         locker.execute(f"LOCK TABLE pulse.{table} IN ACCESS EXCLUSIVE MODE".encode())
         pid = locker.info.backend_pid
         (found,) = [each for each in examine(dsn, None) if each.check == "looking"]
-    assert f"pid {pid} (user" in (found.do or "")
-    assert f"has locked {table}. Wait for it, or end it: SELECT pg_terminate_backend(PID)" in (found.do or "")
+    assert f"Pid {pid} (user" in (found.do or "")
+    assert f"has locked {table} (SELECT pg_terminate_backend({pid})). Wait for that" in (found.do or "")
     assert "because it took too long" in found.what
 
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Handler, Job, SyncClient
+from pulse_trio.store import family
 from pulse_trio.worker.durable.failures import Failures
 from support.trees import cut_clean_ups
 
@@ -277,3 +278,42 @@ async def test_a_worker_that_is_lost_before_the_marks_of_what_failed_are_there(
     assert found["state"] == "completed", found["error"]
     assert lost == [job_id]
     assert done == ["before", "flaky", "flaky", "in it", "after", "last"]
+
+
+async def test_a_body_that_has_undone_its_part_is_done_with_where_the_job_is_cancelled_in_the_backoff(
+    trees: Trees, pack: Handler[[], str]
+) -> None:
+    """It ran eight times more, for half a minute, and owed a clean-up that it had done."""
+
+    async def charge() -> None:
+        ran.append("charge")
+
+    async def refund() -> None:
+        ran.append("refund")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(pack)
+            await job.step(charge)
+            try:
+                await job.wait_for_event("approved")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+
+    job_id = trees.enqueue("order")
+    client = SyncClient(trees.dsn)
+    with trio.fail_after(60):
+        while "refund" not in ran or trees.job(job_id)["state"] in ("running", "suspended", "available"):
+            await trees.burst(log=False)
+        done = list(ran)
+        await trio.to_thread.run_sync(client.cancel, job_id)
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(log=False)
+            trees.again()
+    attempts_then = trees.job(job_id)["attempt"]
+    assert (trees.job(job_id)["state"], ran) == ("cancelled", done)
+    assert client.run(family.unfinished_clean_ups([job_id])) == []
+    assert attempts_then <= 3

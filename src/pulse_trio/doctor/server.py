@@ -36,7 +36,7 @@ def judge_line(dsn: str | None) -> Iterator[Finding]:
 def judge_failure(error: PulseTrioError, said: str, lockers: Sequence[str]) -> Finding:
     """The finding about an examination that ended with an error, which is `said` so. `lockers`: who has locked tables."""
     if lockers:
-        do = f"{'; '.join(lockers)}. Wait for it, or end it: SELECT pg_terminate_backend(PID)"
+        do = f"{' '.join(lockers)} Wait for that, or end it as said."
     elif isinstance(error, TookTooLong):
         do = "The tables are large, or the server is busy (pg_stat_activity shows with what): run it again."
     elif isinstance(error, UsageError):

@@ -202,8 +202,10 @@ class Failures:
 
     def each_attempt_ends_so(self, error: BaseException) -> bool:
         """Whether an exception of the handler is what it has gone on after, and comes again, or comes from that by its cause:
-        no attempt can end otherwise. What the handler raises as its word on the job needs no cause."""
-        return _comes_from(error, _ids([*(failure.error for failure in self._taken), *self.answered]))
+        no attempt can end otherwise. What the handler raises as its word on the job needs no cause. So it is with a failure
+        that an attempt before has gone on after: a block's, whose body was cut short and has undone its part."""
+        bound = (failure for failure in self._open if failure.binds)
+        return _comes_from(error, _ids([*(one.error for one in (*self._taken, *bound)), *self.answered]))
 
     def has_undone(self, error: BaseException) -> bool:
         """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
