@@ -158,6 +158,12 @@ def may_lose(annotation: Any) -> bool:
     return any(issubclass(type(info), _MAY_LOSE) for info in _infos(msgspec.inspect.type_info(annotation), []))
 
 
+def has_times(annotation: Any) -> bool:
+    """Whether a type has times of day in it, or a pydantic model, which may."""
+    infos = _infos(msgspec.inspect.type_info(annotation), [])
+    return any(issubclass(type(info), (msgspec.inspect.TimeType, msgspec.inspect.CustomType)) for info in infos)
+
+
 def readable_result(what: str, annotation: Any) -> Any:
     """The type for decoding the result of `what`, a handler or a step: `Any` if only JSON's own types can be promised.
 

@@ -23,7 +23,7 @@ from ..jobs import Job
 from .differences import difference
 from .models import from_builtins, to_builtins
 from .options import OPTION_NAMES
-from .payloads import has_models, hidden_in, may_lose, refuse_hidden, refuse_losses, verb
+from .payloads import has_models, has_times, hidden_in, may_lose, refuse_hidden, refuse_losses, verb
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
@@ -48,7 +48,6 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 _QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z", re.DOTALL)
 
-
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
 """A function from a job's stored arguments by name, old or new, to those that the handler takes now."""
 
@@ -62,11 +61,10 @@ class UnfitValue(InvalidArguments):
 
 
 class _Looks(NamedTuple):
-    """Arguments that are looked at before they are enqueued: those without a type, and those of whose type JSON may carry less
-    than a value has."""
+    """Arguments without a type, and those of whose type JSON may carry less than a value has (equal or not)."""
 
     untyped: list[str]
-    compared: list[str]
+    compared: list[tuple[str, bool]]
 
 
 class Signature:
@@ -107,7 +105,7 @@ class Signature:
         hints = {p.name: self.hints.get(p.name, Any) for p in self.parameters}
         self._looks = _Looks(
             [name for name, hint in hints.items() if hint is Any],
-            [name for name, hint in hints.items() if may_lose(hint)],
+            [(name, has_times(hint)) for name, hint in hints.items() if may_lose(hint)],
         )
         # Other classes that msgspec does not know keep its own check.
         hook = from_builtins if has_models(struct) else None
@@ -154,8 +152,10 @@ class Signature:
             for name in self._looks.untyped:
                 refuse_hidden(given.get(name), self._what)
             read = self._decoder.decode(encoded)
-            for name in self._looks.compared:
-                if name in given and (place := difference(given[name], getattr(read, name), name)) is not None:
+            for name, at_length in self._looks.compared:
+                value, other = given.get(name), getattr(read, name)
+                # What is equal is the same, but for times of day, which are equal to those without a zone.
+                if name in given and (at_length or value != other) and (place := difference(value, other, name)):
                     raise InvalidArguments(
                         f"{self._what} hold a value that would arrive as another one: {place}, which the type of the parameter "
                         f"{name!r} or JSON cannot carry."
