@@ -326,9 +326,7 @@ def sentence(event: Event) -> str:
             return f"schedule {event.name!r} cannot continue: {headline(event.error)}"
         case EnqueueHeldUp():
             key = f"the unique key {event.unique_key!r} of the queue {event.queue!r}"
-            return (
-                f"the job of {event.what} waits: an open transaction holds {key}, or its table (see: pulse-trio doctor)"
-            )
+            return f"the job of {event.what} waits: an open transaction holds {key}, or its table (pulse-trio doctor)"
         case ClaimRefused():
             what = "look for due jobs" if event.queue is None else f"claim from the queue {event.queue!r}"
             return (
