@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime, time
-from typing import Any, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from .models import is_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def difference(given: object, read: object, place: str = "") -> str | None:
@@ -21,7 +25,7 @@ def difference(given: object, read: object, place: str = "") -> str | None:
     Values whose class does not compare them are not compared."""
     if given is read:
         return None
-    if given is None or hasattr(type(given), "get_secret_value"):
+    if given is None or _hides(type(given)):
         # What was left out came back as the default; a secret hides itself, in an `Any` as a text.
         return None if given == read else place
     if (names := _fields_of(given)) is not None:
@@ -49,7 +53,7 @@ def _is_same(given: object, read: object) -> bool:
     )
 
 
-def _of_fields(names: list[str], given: Any, read: Any, place: str) -> str | None:
+def _of_fields(names: Sequence[str], given: Any, read: Any, place: str) -> str | None:
     others = _fields_of(read)
     if others is None or not isinstance(given, type(read)):
         return None
@@ -78,15 +82,26 @@ def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
     return None
 
 
-def _fields_of(value: Any) -> list[str] | None:
+def _fields_of(value: Any) -> Sequence[str] | None:
     """The names of its fields; None if its class is none of those that have some."""
-    cls = cast("Any", type(value))
+    names = _fields_of_class(cast("Any", type(value)))
+    extra = getattr(value, "__pydantic_extra__", None) if names is not None else None
+    return [*names, *extra] if names is not None and extra else names
+
+
+@lru_cache(maxsize=1000)
+def _hides(cls: type[object]) -> bool:
+    """Whether its values are secrets of pydantic's."""
+    return hasattr(cls, "get_secret_value")
+
+
+@lru_cache(maxsize=1000)
+def _fields_of_class(cls: Any) -> Sequence[str] | None:
+    # Remembered: pydantic takes 10 µs to say them.
     if issubclass(cls, msgspec.Struct):
-        return list(cls.__struct_fields__)
+        return cls.__struct_fields__
     if dataclasses.is_dataclass(cls):
         return [field.name for field in dataclasses.fields(cls)]
     if (attributes := getattr(cls, "__attrs_attrs__", None)) is not None:
         return [attribute.name for attribute in attributes]
-    if is_model(cls):
-        return [*cls.model_fields, *(value.model_extra or {})]
-    return None
+    return list(cls.model_fields) if is_model(cls) else None

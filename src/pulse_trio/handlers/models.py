@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from typing import Any, cast
 
 from ..describing import type_name
@@ -74,12 +75,13 @@ def from_builtins(cls: Any, value: Any) -> Any:
     Raises `ValueError` that names the field, without its value."""
     if not is_model(cls):
         return value
+    names = _both_names(sys.modules["pydantic"].VERSION)
     try:
         try:
-            return cls.model_validate(value, **_both_names())
+            return cls.model_validate(value, **names)
         except sys.modules["pydantic"].ValidationError:
             # A strict model takes the text of a time, and a list for a tuple, from JSON alone.
-            return cls.model_validate_json(json.dumps(value), **_both_names())
+            return cls.model_validate_json(json.dumps(value), **names)
     except sys.modules["pydantic"].ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise ValueError("; ".join(f"{_place(one['loc'])}{one['msg']}" for one in found[:5])) from None
@@ -87,11 +89,12 @@ def from_builtins(cls: Any, value: Any) -> Any:
         raise ValueError(f"{type_name(error)} in {cls.__qualname__}'s validation") from None
 
 
-def _both_names() -> dict[str, bool]:
+@cache
+def _both_names(version: str) -> dict[str, bool]:
     """A field is read by its alias or its name, where pydantic can do so (2.11): it is written by its name where it has an
     alias for validation alone."""
-    version = sys.modules["pydantic"].VERSION.split(".")
-    return {"by_alias": True, "by_name": True} if (int(version[0]), int(version[1])) >= (2, 11) else {}
+    major, minor, *_ = version.split(".")
+    return {"by_alias": True, "by_name": True} if (int(major), int(minor)) >= (2, 11) else {}
 
 
 def _place(path: tuple[int | str, ...]) -> str:

@@ -159,9 +159,9 @@ def may_lose(annotation: Any) -> bool:
 
 
 def has_times(annotation: Any) -> bool:
-    """Whether a type has times of day in it, or a pydantic model, which may."""
+    """Whether a type has times of day in it. Those of pydantic models are looked at where these are written."""
     infos = _infos(msgspec.inspect.type_info(annotation), [])
-    return any(issubclass(type(info), (msgspec.inspect.TimeType, msgspec.inspect.CustomType)) for info in infos)
+    return any(issubclass(type(info), msgspec.inspect.TimeType) for info in infos)
 
 
 def readable_result(what: str, annotation: Any) -> Any:
