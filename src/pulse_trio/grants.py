@@ -116,6 +116,7 @@ HELPERS = (
 """Pure functions, used by views and by statements: who may use the schema may call them. PostgreSQL lets everybody call a new
 function; but not where the default privileges say otherwise, and a restore without privileges lets everybody call all."""
 DOMAINS = ("arguments", "due_time", "kind_name", "queue_name", "unique_key")
+"""The types of columns and parameters: who may use the schema may use them."""
 # None: COPY assigns ids itself, and only the owner may use it.
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
@@ -211,10 +212,7 @@ def grants_sql(roles: Mapping[RoleKind, str | Sequence[str]], schema: str = "pul
         render(f"GRANT EXECUTE ON FUNCTION {_places(HELPERS)} TO PUBLIC;", schema),
         render(f"GRANT USAGE ON TYPE {_places(DOMAINS)} TO PUBLIC;", schema),
     ]
-    granted: list[tuple[RoleKind, str]] = []
-    for kind, names in roles.items():
-        each = [names] if isinstance(names, str) else names
-        granted.extend((kind, name) for name in each)
+    granted = _granted(roles)
     for name in dict.fromkeys(name for _, name in granted):
         _refuse_no_role(name)
         lines += [
@@ -239,9 +237,8 @@ def grant_sync(dsn: str, roles: Mapping[RoleKind, str | Sequence[str]], schema: 
     Raises `UsageError` for a role that does not exist, or when this role may not grant."""
     lines = grants_sql(roles, schema)
     with connect_sync(dsn) as connection:
-        for names in roles.values():
-            for name in [names] if isinstance(names, str) else names:
-                _refuse_owner(connection, name, schema)
+        for _, name in _granted(roles):
+            _refuse_owner(connection, name, schema)
         try:
             with connection.transaction():
                 for line in lines:
@@ -252,6 +249,15 @@ def grant_sync(dsn: str, roles: Mapping[RoleKind, str | Sequence[str]], schema: 
         except psycopg.errors.InsufficientPrivilege as error:
             said = str(error).partition("\n")[0]
             raise UsageError(f"{said}. Grant as the owner of the schema {schema!r}, or as a superuser.") from error
+
+
+def _granted(roles: Mapping[RoleKind, str | Sequence[str]]) -> list[tuple[RoleKind, str]]:
+    """Each kind with each of its roles."""
+    granted: list[tuple[RoleKind, str]] = []
+    for kind, names in roles.items():
+        each = [names] if isinstance(names, str) else names
+        granted.extend((kind, name) for name in each)
+    return granted
 
 
 def _refuse_no_role(name: str) -> None:

@@ -177,13 +177,8 @@ async def test_what_cut_a_body_short_binds_no_attempt_if_its_own_was_lost_before
     assert trees.job(job_id)["result"] == ["packed", "labelled"]
 
 
-async def ended_soon(trees: Trees, job_id: int) -> dict[str, Any]:
-    """The job, run until it has ended by workers that soon notice that a lease is lost."""
-    with trio.fail_after(60):
-        while trees.job(job_id)["finished_at"] is None:
-            await trees.burst(log=False, lease=3, heartbeat=0.1)
-            trees.again()
-    return trees.job(job_id)
+SOON: dict[str, Any] = {"lease": 3, "heartbeat": 0.1}
+"""Settings of a worker that soon notices that a lease is lost."""
 
 
 async def test_a_worker_that_is_lost_as_plain_code_in_a_body_has_failed_costs_an_attempt_alone(trees: Trees) -> None:
@@ -223,7 +218,7 @@ async def test_a_worker_that_is_lost_as_plain_code_in_a_body_has_failed_costs_an
 
     job_id = trees.enqueue("order")
     # The attempt after that fails in its place, and the next one does the body anew.
-    found = await ended_soon(trees, job_id)
+    found = await trees.ended(job_id, **SOON)
     assert (found["state"], found["result"]) == ("completed", 7), found["error"]
     assert (bodies, charged) == ([1, 2, 3], [1])
 
@@ -274,7 +269,7 @@ async def test_a_worker_that_is_lost_before_the_marks_of_what_failed_are_there(
 
     monkeypatch.setattr(Failures, "forget_those_of", forget_those_of)
     job_id = trees.enqueue("order", max_attempts=9)
-    found = await ended_soon(trees, job_id)
+    found = await trees.ended(job_id, **SOON)
     assert found["state"] == "completed", found["error"]
     assert lost == [job_id]
     assert done == ["before", "flaky", "flaky", "in it", "after", "last"]

@@ -60,11 +60,11 @@ class Trees:
         )
         return await worker.run()
 
-    async def ended(self, job_id: int) -> dict[str, Any]:
-        """The job, which is run until it has ended."""
+    async def ended(self, job_id: int, **settings: Any) -> dict[str, Any]:
+        """The job, which is run until it has ended, by workers with these settings."""
         with trio.fail_after(30):
             while self.job(job_id)["finished_at"] is None:
-                await self.burst(log=False)
+                await self.burst(log=False, **settings)
                 self.again()
         return self.job(job_id)
 

@@ -165,7 +165,7 @@ CHANGED: list[tuple[Any, Any, str]] = [
     (Sparse, Sparse(note=None), "note"),
     (Sparse, Sparse(numbers=[]), "numbers"),
     (Loose, Loose(anything=pydantic.SecretStr("hunter2")), "anything"),
-    (Loose, Loose(more=[pydantic.SecretStr("hunter2")]), r"more\[0\]"),  # pyright: ignore[reportCallIssue] -- as above
+    (Loose, Loose(more=[pydantic.SecretStr("hunter2")]), r"more\[0\]"),  # pyright: ignore[reportCallIssue] -- an extra field, too
     (Home, Home(pets=[Pet(), Cat(lives=7)]), r"pets\[1\].lives"),
 ]
 LOST: list[tuple[Any, Any, str]] = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from ..errors import JobCancelled, JobFailed, UnfitResult
-from ..handlers.models import from_builtins
+from ..handlers.models import result_from
 from ..states import State
 
 if TYPE_CHECKING:
@@ -82,11 +81,8 @@ def result_of(job: JobRecord, result_type: Any = Any) -> Any:
     if job.state is State.CANCELLED:
         raise JobCancelled(f"Job {job.id} ({job.kind}) was cancelled: {job.cancel_reason}", job)
     try:
-        return msgspec.json.decode(msgspec.json.encode(job.result), type=result_type, dec_hook=from_builtins)
+        return result_from(msgspec.json.encode(job.result), result_type)
     except Exception as error:  # msgspec's, or what a class of the result's type raises
-        # Some handlers declare `int` and return "5": such a text is still accepted.
-        with suppress(Exception):
-            return msgspec.convert(job.result, result_type, strict=False, dec_hook=from_builtins)
         raise UnfitResult(
             f"Job {job.id} ({job.kind}) is completed, but its result is not the {_shown(result_type)} that its handler "
             f"declares: "

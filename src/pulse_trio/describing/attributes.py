@@ -35,7 +35,7 @@ STANDS_FOR = "_pulse_trio_stands_for"
 
 def judged_as(error: BaseException) -> type[BaseException]:
     """The class by which retry policies judge it."""
-    return get_of(dict(_type["__dict__"].__get__(type(error))), STANDS_FOR, type(error))
+    return _type["__dict__"].__get__(type(error)).get(STANDS_FOR, type(error))
 
 
 def bases_of(error: BaseException) -> list[type[BaseException]]:

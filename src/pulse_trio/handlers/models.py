@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any, cast
+
+import msgspec
 
 from ..describing import type_name
 
@@ -95,6 +98,17 @@ def _both_names(version: str) -> dict[str, bool]:
     alias for validation alone."""
     major, minor, *_ = version.split(".")
     return {"by_alias": True, "by_name": True} if (int(major), int(minor)) >= (2, 11) else {}
+
+
+def result_from(encoded: bytes | str, result_type: Any) -> Any:
+    """A result as its annotated type. Some handlers declare `int` and return "5": such a text is accepted. Raises msgspec's
+    errors, and what a class of the type raises."""
+    try:
+        return msgspec.json.decode(encoded, type=result_type, dec_hook=from_builtins)
+    except Exception:  # told by the caller, who is told of this one if the text will not do either
+        with suppress(Exception):
+            return msgspec.convert(msgspec.json.decode(encoded), result_type, strict=False, dec_hook=from_builtins)
+        raise
 
 
 def _place(path: tuple[int | str, ...]) -> str:

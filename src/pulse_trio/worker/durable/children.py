@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
@@ -12,7 +11,7 @@ import msgspec
 
 from ...codec import decoded_value
 from ...errors import ChildFailed, UsageError
-from ...handlers.models import from_builtins
+from ...handlers.models import result_from
 from ...records import JobRecord, State
 
 if TYPE_CHECKING:
@@ -233,12 +232,8 @@ class Child(Generic[R]):
             value = decoded_value(self._codec, msgspec.json.decode(stored), self.kind, self.id, result=True)
             stored = msgspec.json.encode(value)
         try:
-            return msgspec.json.decode(stored, type=self._type, dec_hook=from_builtins)
+            return result_from(stored, self._type)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            # As a client reads it: some handlers declare `int` and return "5".
-            with suppress(msgspec.ValidationError, TypeError, ValueError):
-                value = msgspec.json.decode(stored)
-                return msgspec.convert(value, self._type, strict=False, dec_hook=from_builtins)
             raise UsageError(
                 f"Child {self.id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."
             ) from None
