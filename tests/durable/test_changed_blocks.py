@@ -310,6 +310,32 @@ async def test_a_job_that_is_cancelled_before_it_opens_its_block_again_cleans_up
     assert shop.done == ["begun", "undone"]
 
 
+@pytest.mark.parametrize("new", [a_step_instead, step_before, removed])
+async def test_a_job_that_is_cancelled_calls_nothing_new_where_its_block_was(shop: Shop, new: Body) -> None:
+    """The cancellation waited for the block to be opened again. Meanwhile the new code went on, and the job was completed."""
+    undoes = new is not removed
+
+    def careful(body: Body) -> Body:
+        async def order(shop: Shop, job: Job) -> Any:
+            await job.step(shop.note, "begun")
+            try:
+                return await body(shop, job)
+            except trio.Cancelled:
+                with job.cleanup():
+                    await job.step(shop.note, "undone")  # noqa: ASYNC102
+                raise
+
+        return order
+
+    await shop.begin(careful(block))
+    shop.client.cancel(shop.id)
+    await shop.resume(careful(new))
+    await shop.run("default", "cards")
+    assert (shop.trees.job(shop.id)["state"], shop.done) == ("cancelled", ["begun", "undone"] if undoes else ["begun"])
+    ends = shop.trees.window.run("SELECT error FROM attempts WHERE job_id = %s ORDER BY attempt", shop.id)
+    assert ("2:block is open since an earlier attempt" in (ends[1]["error"] or "")) is not undoes
+
+
 # Blocks that have ended
 
 

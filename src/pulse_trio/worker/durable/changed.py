@@ -24,6 +24,7 @@ from ...store.trees import Fence
 from .children import was_cut
 from .interrupted import misfit, plain_failure
 from .keys import KEYED
+from .returning import REOPENED_WITHIN
 from .tree_store import answered
 from .under_way import FAILED, open_scopes
 
@@ -45,7 +46,14 @@ async def check_blocks(durable: Durable, call: Call | None = None) -> None:
     block that an earlier attempt had open."""
     unopened = durable.history.replay.unopened
     _leave_out_waits(durable)
-    if not unopened.suspects or not durable.history.replay.over or _is_cancelled(durable):
+    is_live = bool(unopened.suspects) and durable.history.replay.over
+    if is_live and durable.cancelling.is_held_back and call is not None and call.handles is None:
+        # The job is being cancelled, which waits until the block is open again: it will not be. (Where the handler handles an
+        # exception, that may be the reason.)
+        durable.suspension.returning.is_given_up()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await trio.sleep(REOPENED_WITHIN)  # behind results that wait for their turn
+    if not is_live or _is_cancelled(durable):
         return
     for number, passed in list(unopened.suspects.items()):
         if isinstance(number, int):
@@ -94,7 +102,7 @@ async def check_end(durable: Durable, now: str = "has returned") -> None:
     unopened = durable.history.replay.unopened
     if unopened.is_empty and not unopened.waits:
         return
-    if durable.running.transaction == "committed" or _is_cancelled(durable):
+    if durable.running.transaction == "committed" or (_is_cancelled(durable) and not durable.cancelling.is_held_back):
         return
     for number in unopened.left_out():
         await _check(durable, number, now)

@@ -65,6 +65,11 @@ class Returning:
         if self.held and not self._durable.history.replay.unopened.awaited:
             self._goes_on()
 
+    def is_given_up(self) -> None:
+        """The handler has gone on without such a block: its code has changed."""
+        if self.held:
+            self._goes_on()
+
     @own_task
     async def _later(self, timer: trio.CancelScope) -> None:
         with timer:
