@@ -198,6 +198,12 @@ def waits_for_children(nursery: trio.Nursery) -> bool:
     return nursery._parent_waiting_in_aexit and bool(nursery.child_tasks)
 
 
+def waits_for_its_own(task: trio.lowlevel.Task) -> bool:
+    """Whether a task is there, with the nursery that it has opened last."""
+    nurseries = opened_by(task)
+    return bool(nurseries) and waits_for_children(nurseries[-1])
+
+
 _SYNCHRONISATION = frozenset(("trio._sync", "trio._channel", "trio._core._parking_lot"))
 
 
@@ -220,6 +226,11 @@ def waits_for_another_task(task: trio.lowlevel.Task) -> bool:
     """Whether a task waits in a lock, a limiter, a semaphore, an event or a channel of Trio's, for what another task does. If
     Trio keeps these elsewhere, no task does."""
     return _synchronised(task) is not None
+
+
+def waits_for_others(task: trio.lowlevel.Task) -> bool:
+    """Whether a task waits for other tasks, in one of these or at the end of a nursery of its own."""
+    return waits_for_its_own(task) or waits_for_another_task(task)
 
 
 def holders_of_what_awaits(task: trio.lowlevel.Task) -> Container[object]:

@@ -233,3 +233,39 @@ async def test_a_task_that_has_a_lock_and_polls_for_the_end_of_a_child_goes_on(
     others = ["second"] if beside == "with a call of its own" else []
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", ["first", "labelled", *others])
     assert polled == [2]
+
+
+async def test_a_scope_that_its_own_task_cuts_short_waits_for_that_task_again(trees: Trees) -> None:
+    """The others wait for their lines and for a limiter meanwhile. The scope was cut short at once, before the code in it that
+    its task had run by then: `UnboundLocalError` of what it had assigned there, or one attempt after the other began anew."""
+    found: list[int] = []
+
+    async def answers(job: Job, said: trio.Event) -> None:
+        await said.wait()
+        if job.attempt == 1:
+            await trees.dies(job)
+
+    @trees.handlers.job(durable=True)
+    async def pick(job: Job) -> bool:
+        limiter, said = trio.CapacityLimiter(1), trio.Event()
+
+        async def ask(name: str) -> None:
+            async with limiter:
+                await job.step(answers, job, said, key=name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "a")
+            nursery.start_soon(ask, "b")
+            with job.move_on_after(60, key="patience") as patience:
+                await trio.sleep(0.1)
+                found.append(job.attempt)
+                patience.cancel()
+                await trio.sleep_forever()
+            await job.step(_same, "picked", key="picked")
+            said.set()
+        return patience.cancelled_caught
+
+    job_id = trees.enqueue("pick")
+    with trio.fail_after(30):
+        assert (await trees.ended(job_id, lease=3, heartbeat=0.1))["result"] is True
+    assert found == [1, 2]

@@ -13,7 +13,7 @@ from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.worker.durable import delivering, quiet
 from support.trees import running_of
-from support.turns import closing, waits_for_its_turn
+from support.turns import PlainAwait, closing, waits_for_its_turn
 
 if TYPE_CHECKING:
     from pulse_trio.durable_calls import DurableScope
@@ -436,3 +436,57 @@ async def test_a_cancellation_waits_while_a_result_waits_for_its_turn(
     outcomes = [row["outcome"] for row in trees.window.run("SELECT outcome FROM attempt ORDER BY attempt")]
     assert (outcomes, trees.job(job_id)["state"]) == (["rescued", "cancelled"], "cancelled")
     assert done.count("undo") == 1
+
+
+async def test_a_progress_bar_that_is_cut_short_has_ended_before_the_next_result_is_handed_out_again(
+    trees: Trees,
+) -> None:
+    """That waited for no more tasks to be busy than were when a line before was written, and the bar was one of them: its race
+    ended some passes of Trio's loop later, and another task had won."""
+    winners: list[list[str]] = []
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        first, won, answered = trio.Event(), list[str](), trio.Event()
+
+        async def bar(depth: int) -> None:
+            async with trio.open_nursery() as nursery:
+                if depth:
+                    nursery.start_soon(bar, depth - 1)
+                else:
+                    await PlainAwait().wait()
+
+        async def draws() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bar, 5)
+                await job.step(_tell, "early", key="early")
+                await job.step(_tell, "drawn", key="drawn")
+                answered.set()
+                nursery.cancel_scope.cancel()
+            ends("draws")
+
+        async def answer() -> None:
+            await answered.wait()
+
+        async def asks() -> None:
+            await job.step(answer, key="answer")
+            ends("asks")
+
+        def ends(who: str) -> None:
+            won.append(who)
+            first.set()
+
+        async with trio.open_nursery() as race:
+            race.start_soon(draws)
+            race.start_soon(asks)
+            await first.wait()
+            if job.attempt == 1:
+                await wait_all_tasks_blocked()
+                winners.append(won)
+                await trees.dies(job)
+        winners.append(won)
+        return won[0]
+
+    job_id = trees.enqueue("order")
+    assert (await trees.ended(job_id, lease=3, heartbeat=0.1))["error"] is None
+    assert winners == [["draws", "asks"]] * 2

@@ -27,7 +27,7 @@ from .beginning import REFUSED
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable, Iterator
 
     from .durable import Durable
     from .scopes import Scope
@@ -72,6 +72,7 @@ class Delivering:
         "_numbers",
         "_passed_over",
         "_queue",
+        "_waited_for",
         "holds",
     )
 
@@ -96,7 +97,8 @@ class Delivering:
         """Those that have been waited for, and whether they were being cut short by then."""
         self._entered: dict[trio.lowlevel.Task, object] = {}
         """In which scope each task has come to the durable call that it stands in."""
-
+        self._waited_for = set[trio.lowlevel.Task]()
+        """Those that a replay has waited for, because they were cut short in a plain await, and did not end."""
         self._closed: trio.Event | None = None
         """Set when the last one has left its call of those that are being cut short, if others wait for that."""
 
@@ -126,6 +128,15 @@ class Delivering:
         """Whether the call that a task stands in is being cut short: it may still end something in a shield of its own."""
         return is_cancelled_in(self._entered.get(task))
 
+    def ends_soon(self, busy: Iterable[trio.lowlevel.Task], since: float) -> bool:
+        """Whether one of the busy tasks is being cut short in a plain await, and has been waited for since a moment on Trio's
+        clock. A line is handed out live when it has ended, or a second later."""
+        cut = {task for task in busy if task not in self._waited_for and is_cancelled(task)}
+        if trio.current_time() >= since + _CLOSING:
+            self._waited_for |= cut
+            return False
+        return bool(cut)
+
     async def comes_out(self) -> None:
         """A call of the current task was cut short. Returns when those of the others that are being cut short have ended, too,
         in one pass for all of these tasks; after a second in any case."""
@@ -142,10 +153,14 @@ class Delivering:
                 await trio.lowlevel.checkpoint()
 
     def _closes_others(self) -> bool:
-        """Whether a task stands in a call that is being cut short, and has no result. Not in a block, whose children may end
-        elsewhere."""
-        standing = self._durable.standing.items()
-        return any(call.kind != "block" and self.is_cut(task) and not self.has(task) for task, call in standing)
+        """Whether a task stands in a call that is being cut short, and has no result."""
+        return next(self._closing(), None) is not None
+
+    def _closing(self) -> Iterator[trio.lowlevel.Task]:
+        """These tasks. Not one in a block, whose children may end elsewhere."""
+        for task, call in self._durable.standing.items():
+            if call.kind != "block" and self.is_cut(task) and not self.has(task):
+                yield task
 
     @property
     def goes_on(self) -> bool:
@@ -301,14 +316,19 @@ class Delivering:
                 if not durable.cancelling.is_unsaid and not any(scope.is_unsaid for scope in durable.scopes):
                     return
                 await trio.lowlevel.checkpoint()
-        self.say_what_has_struck()
+        # Nor does a step that takes longer to close: what its task does then comes before what the line brings.
+        around = scopes_around(trio.lowlevel.current_task())
+        self._say_that_these_have_struck({*around, *(one for task in self._closing() for one in scopes_around(task))})
 
     def say_what_has_struck(self) -> None:
         """What has struck around the current task, and the history does not say so yet, comes before what this task does now:
         it leaves a block or a scope inside of that, and is cut short by the outer one."""
-        durable, around = self._durable, set(scopes_around(trio.lowlevel.current_task()))
+        self._say_that_these_have_struck(set(scopes_around(trio.lowlevel.current_task())))
+
+    def _say_that_these_have_struck(self, scopes: Container[trio.CancelScope]) -> None:
+        durable = self._durable
         for scope in durable.scopes if durable.history.replay.over else ():
-            if scope.is_unsaid and scope.inner in around:
+            if scope.is_unsaid and scope.inner in scopes:
                 scope.note(durable.keys_that_stand(), cuts=False)
 
     def _is_passed_over(self, task: trio.lowlevel.Task) -> bool:

@@ -14,7 +14,7 @@ import trio
 
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
-from ...trio_internals import opened_by, scopes_around, tasks_from, waits_for_another_task, waits_for_children
+from ...trio_internals import scopes_around, tasks_from, waits_for_another_task, waits_for_its_own
 from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import Call, Turn
@@ -155,7 +155,8 @@ class Durable:
                 with self.awaiting(call):  # what struck is remembered: a clean-up may come next
                     raise
             if replay.unopened.suspects:
-                await check_blocks(self, call)
+                with self.awaiting(call):
+                    await check_blocks(self, call)
             return None
         try:
             replay.begin(call)
@@ -268,11 +269,10 @@ class Durable:
         """The tasks that do neither."""
         standing = self.standing if standing is None else standing
         for task in tasks_from(self.running.task):
-            nurseries = opened_by(task)
             if (
                 task not in standing
                 and not is_own(task)
-                and not (nurseries and waits_for_children(nurseries[-1]))
+                and not waits_for_its_own(task)
                 and not (or_wait and waits_for_another_task(task))
             ):
                 yield task

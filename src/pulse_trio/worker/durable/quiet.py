@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...lines import BeyondLimit, Kind
-from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
+from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_others
 from .begun import BEGUN, Begun
 from .cut_blocks import CutBlocks
 from .delivering import Delivering
@@ -271,6 +271,8 @@ class Quiet:
             busy = [task for task in busy if not self._reads(task)]
         # Where none is busy no call is to come.
         rests = busy is not None and len(busy) <= allowed and not self.cut_blocks.holds_up(place)
+        if rests and self.delivering.ends_soon(busy or (), self._since[1] if self._since[0] == place else now):
+            rests = False  # one of them is cut short, and was not yet, or had ended
         if rests and (not busy or line is None or not self.is_missing(line)):
             self._given_up = line is None
             return False
@@ -315,8 +317,7 @@ class Quiet:
 
 def _waits(task: trio.lowlevel.Task) -> bool:
     """Whether a task outside of the calls waits for others, or is none of the handler's."""
-    nurseries = opened_by(task)
-    return bool(nurseries and waits_for_children(nurseries[-1])) or waits_for_another_task(task) or is_own(task)
+    return waits_for_others(task) or is_own(task)
 
 
 def _has_tasks(nursery: trio.Nursery) -> bool:

@@ -164,6 +164,8 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     replay = durable.history.replay
     if not _only_wait(durable, stood_still or 0.0) or next(waiting_for_another(durable), None) is None:
         return False
+    if any(scope.is_about_to_be_cancelled() for scope in durable.scopes):
+        return False
     if (line := replay.comes_before_others()) is not None and cuts_too_early(durable, line):
         if stood_still is None or not stands_long_enough(durable, stood_still):
             return False
@@ -196,10 +198,12 @@ def _only_wait(durable: Durable, stood_still: float) -> bool:
     call that had begun by then: that is waited for."""
     line = durable.history.replay.next_line
     allowed = 0.0 if line is None else durable.quiet.allowed(line.line)
-    busy = sum(1 for _ in durable.not_standing(_waiting(durable), or_wait=True))
+    busy = list(durable.not_standing(_waiting(durable), or_wait=True))
     if busy and line is not None and stood_still < _LONG and durable.quiet.is_missing(line):
         return False
-    return busy <= (0.0 if allowed == math.inf else allowed)
+    if durable.quiet.delivering.ends_soon(busy, trio.current_time() - stood_still):
+        return False
+    return len(busy) <= (0.0 if allowed == math.inf else allowed)
 
 
 def help_those_who_ask(durable: Durable, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:

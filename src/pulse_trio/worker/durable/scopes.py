@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from ...trio_internals import is_cancelled_around, opened_by, scopes_around, waits_for_children
+from ...trio_internals import is_cancelled_around, scopes_around, waits_for_its_own, waits_for_others
 from .beginning import is_in_step
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
@@ -103,7 +103,7 @@ class Scope(NoScopeOfTrios):
             self.until = math.inf
         self._live_since: float | None = None
         if durable.history.replay.over and not durable.quiet.holds_up():
-            self.goes_on_live()
+            self.goes_on_live(opens=True)
 
     @property
     def cancelled_caught(self) -> bool:
@@ -160,11 +160,18 @@ class Scope(NoScopeOfTrios):
         """Whether the task has begun as many calls in it as when it struck."""
         return said.calls is not None and said.calls <= self._so_far.calls
 
+    def is_about_to_be_cancelled(self) -> bool:
+        """Whether the next line says that its task cut it short, and that task, in a plain await, comes to that again."""
+        replay, stands = self._durable.history.replay, self._task in self._durable.standing
+        line = replay.next_line if replay.strikes_next else None
+        if line is None or line.key != self.key or stands or not _is_asked(stood(line)):
+            return False
+        return not waits_for_others(self._task)
+
     def strike_out_of_order(self) -> None:
         """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on. One that
         waits for tasks of its own has not."""
-        nurseries = opened_by(self._task)
-        if nurseries and waits_for_children(nurseries[-1]):
+        if waits_for_its_own(self._task):
             return
         if not self.inner.cancel_called and self._task not in self._durable.standing:
             line = self._durable.history.replay.take_out(self.key, self._is_here)
@@ -190,10 +197,10 @@ class Scope(NoScopeOfTrios):
         self.inner.cancel()
         self._durable.note_cancellation(of=self)
 
-    def goes_on_live(self) -> None:
+    def goes_on_live(self, *, opens: bool = False) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
         again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
-        now, begins = trio.current_time(), self._live_since is None
+        now = trio.current_time()
         if self._live_since is None:
             self._live_since = now
         deadline = self._durable.on_our_clock(self.until)
@@ -201,7 +208,7 @@ class Scope(NoScopeOfTrios):
         if replay.unopened.hold_back(self.key) or replay.awaits_keys or self._durable.suspension.returning.held:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         # One that has passed as the scope is opened comes before what its task does in it.
-        if self._durable.quiet.delivering.holds and not (begins and deadline <= now):
+        if self._durable.quiet.delivering.holds and not (opens and deadline <= now):
             return
         if self.asked or deadline <= now:
             self._strikes()
