@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from .errors import CodecError, ConfigurationError
-from .handlers import Codec, check_json, encode_result
+from .errors import CodecError, ConfigurationError, InvalidArguments
+from .handlers import Codec, UnfitValue, check_json, encode_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -174,9 +174,16 @@ def _decode_result(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:
 def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
     """A codec's encoding of a payload, checked to be a JSON object and not too large. Raises `InvalidArguments`."""
     coded = codec.encode(plain.encode(), kind=kind, job_id=job_id)
-    if not isinstance(msgspec.json.decode(coded), dict):
-        raise ConfigurationError(f"{codec!r} must make a JSON object, got {coded:.80}.")
+    if not _is_json(coded, dict):
+        raise ConfigurationError(f"{codec!r} must make a JSON object, as text, got {coded!r:.80}.")
     return check_json(coded.encode(), f"Encoded arguments of {kind!r}")
+
+
+def _is_json(coded: object, kind: type) -> bool:
+    try:
+        return isinstance(coded, str) and isinstance(msgspec.json.decode(coded), kind)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
 
 
 def event_context(name: str) -> str:
@@ -210,8 +217,18 @@ def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
 
 
 def coded_line(codec: Codec, plain: str, kind: str, job_id: int, line: int) -> str:
-    """The stored form of a value in a job's history, bound to its line."""
-    return _encode_result(codec, plain.encode(), _of_line(kind, line), job_id)
+    """The stored form of a value in a job's history, bound to its line. Raises `UnfitValue`: the database would refuse the
+    lines of the job, at each try."""
+    coded = _encode_result(codec, plain.encode(), _of_line(kind, line), job_id)
+    if not _is_json(coded, object):
+        raise UnfitValue(
+            f"{codec!r} must make JSON, as text, of a value that a job is to remember, got {coded!r:.80}. What made the value "
+            f"has been done, and no line says so. Mend the codec; pulse-trio jobs retry {job_id} goes on."
+        )
+    try:
+        return check_json(coded.encode(), f"What {codec!r} makes of line {line} of job {job_id}")
+    except InvalidArguments as error:
+        raise UnfitValue(str(error)) from None
 
 
 def plain_line(codec: Codec, coded: str, kind: str, job_id: int, line: int) -> str:

@@ -16,6 +16,10 @@ class BeyondLimit(UsageError):
     """More children, levels or lines than a job may have. Each attempt would do the same work and fail of it: it is dead."""
 
 
+class LinesRefused(BeyondLimit):
+    """The database refuses to store lines of one job, whatever the others write."""
+
+
 class Kind(IntEnum):
     """What a line says. The numbers are stored."""
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..errors import DatabaseUnavailable, ReplayMismatch
+from ..errors import ReplayMismatch
 from ..lines import Kind, Line, Resumed
 from ..sql import statement
 from .arrays import numbers, optional_numbers, texts
 from .rows import ROWS_FAULT, each_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import psycopg
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """What became of lines, by job id and attempt: these are written, and these have their row locked for a moment. All others
-    have lost their lease."""
+    """What became of lines, by job id and attempt: these are written, these have their row locked for a moment, and these are
+    refused, with what the server says. All others have lost their lease."""
 
     stand: set[tuple[int, int]]
     locked: set[tuple[int, int]]
+    refused: Mapping[tuple[int, int], str] = {}
 
 
 class Histories:
@@ -47,10 +48,12 @@ class Histories:
 
             async def alone(one: Lines, error: psycopg.Error) -> Written:
                 # Only values that were checked come here, so this is a trigger of the owner's or damaged data.
-                raise DatabaseUnavailable(f"the history of job {one.claim.id} was refused: {error}")
+                said = error.diag.message_primary or str(error)
+                return Written(set(), set(), {(one.claim.id, one.claim.attempt): said})
 
             parts = await each_alone(lines, write, alone)
-        return Written({one for part in parts for one in part.stand}, {one for part in parts for one in part.locked})
+        stand, locked = ({one for part in parts for one in part[found]} for found in range(2))
+        return Written(stand, locked, {one: said for part in parts for one, said in part.refused.items()})
 
     async def _write(self, connection: TrioConnection[Any], some: Sequence[Lines]) -> Written:
         cursor = await connection.execute(statement("write_lines", self._schema), parameters(some), prepare=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -12,6 +13,7 @@ from ...codec import coded_line, plain_line
 from ...describing import leaves_of, message_of, type_name
 from ...handlers import UnfitArguments
 from ...jobs import Job
+from ...lines import LinesRefused
 from ...states import WISHES
 from ...trio_internals import keep_order
 from ..jobs.job_states import CleansUpNext, DurableCallRefused
@@ -204,6 +206,12 @@ async def _replay_beside(durable: Durable, error: BaseException) -> None:
             await running.children_ended()
 
 
+def _check_refused(durable: Durable) -> None:
+    """Raises `LinesRefused` if the handler has heard that its lines are refused, and perhaps swallowed that."""
+    if (refusal := durable.history.refusal) is not None:
+        raise durable.fail(refusal)
+
+
 def _came_too_early(durable: Durable) -> bool:
     """Whether the job's deadline came in the replay, which no line waits for as it does for a person: the handler had not come
     to what is to be undone. The job runs once more, as one whose deadline came between two attempts."""
@@ -258,6 +266,7 @@ async def _end_beside(durable: Durable, error: BaseException) -> None:
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
+        _check_refused(durable)
         await check_end(durable)
         if durable.history.replay.unopened.waits.undoing:
             await check_undone(durable)
@@ -267,6 +276,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             if durable.running.cancel_reason is None:
                 await await_left_behind(durable)
     except BaseException as error:
+        with suppress(LinesRefused):
+            _check_refused(durable)
         await _end_beside(durable, error)  # noqa: ASYNC102 -- it shields itself; a task that never ends is found as stuck
         await check_answer(durable, error)  # noqa: ASYNC102, ASYNC120 -- waits as long as the lease is proven
         await durable.quiet.leave_said()  # noqa: ASYNC102, ASYNC120 -- shielded inside, with a deadline

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ...lines import Kind, Line, Lines
+from ...lines import Kind, Line, Lines, LinesRefused
 from .replay import Replay
 from .room import Room
 
@@ -81,8 +81,8 @@ class History:
         self._writer = writer
         self.unwritten: list[Line] = []
         """Lines for the writer, in order."""
-        self.lost = False
-        """Whether the fence was lost: no line is written any more."""
+        self.lost: Exception | None = None
+        """Why no line is written any more: the fence was lost, or the database refuses this job's lines."""
         self._held: list[tuple[Kind, str, str, Value, Callable[[Line], None] | None]] = []
         self.room = Room(running.claim.id)
         self._waiters = deque[_Waiter]()
@@ -280,10 +280,10 @@ class History:
             self._wake()
 
     async def check_lease(self) -> None:
-        """Raises `RuntimeError` if it is known that another attempt has the job."""
-        if self.lost:
+        """Raises `RuntimeError` if it is known that another attempt has the job, `LinesRefused` if its lines are refused."""
+        if (lost := self.lost) is not None:
             await trio.lowlevel.checkpoint()
-            raise RuntimeError(f"job {self.running.claim.id} lost its lease: its history takes no more lines")
+            raise type(lost)(*lost.args)
 
     def taken(self) -> Lines:
         """Gives the writer all lines; it passes them to `put_back`, `are_written` or `is_lost`."""
@@ -302,13 +302,32 @@ class History:
 
     def is_lost(self) -> None:
         """Another attempt owns the job, or it has ended."""
-        self.lost = True
+        self._takes_no_more(
+            RuntimeError(f"job {self.running.claim.id} lost its lease: its history takes no more lines")
+        )
+
+    def is_refused(self, said: str) -> None:
+        """The database refuses these lines, each time that they are sent."""
+        self._takes_no_more(
+            LinesRefused(
+                f"The database refuses what job {self.running.claim.id} is to remember: {said}. What its steps have done stays "
+                "done, and no line says so."
+            )
+        )
+
+    @property
+    def refusal(self) -> LinesRefused | None:
+        """The error of a job whose lines are refused: its attempt ends with that, whatever the handler makes of it."""
+        return self.lost if isinstance(self.lost, LinesRefused) else None
+
+    def _takes_no_more(self, lost: Exception) -> None:
+        self.lost = lost
         self.unwritten.clear()
         for waiter in self._waiters:
             waiter.event.set()
 
     def _wake(self) -> None:
-        if self._waiters and (self.lost or self._waiters[0].line <= self._written):
+        if self._waiters and (self.lost is not None or self._waiters[0].line <= self._written):
             self._waiters[0].event.set()
 
     def unused(self, number: int) -> None:
@@ -330,7 +349,7 @@ class History:
         async with self._alone:
             self.what_came_before()
             # What was added before comes first, also what is added during this wait; what is added after it waits.
-            while self._written < self.room.next - 1 and not self.lost:
+            while self._written < self.room.next - 1 and self.lost is None:
                 if self.unwritten:
                     self._writer.add(self)
                 await self.written()

@@ -66,7 +66,7 @@ class LineWriter:
             while self._waiting:
                 batch = self._taken()
                 try:
-                    written, locked = await self._store.write_lines([lines for _, lines in batch])
+                    written, locked, refused = await self._store.write_lines([lines for _, lines in batch])
                 except DatabaseUnavailable as error:
                     for history, lines in batch:
                         history.put_back(lines.lines)
@@ -81,6 +81,8 @@ class LineWriter:
                     elif attempt in locked:
                         history.put_back(lines.lines)
                         self._waiting[history] = None
+                    elif attempt in refused:
+                        history.is_refused(refused[attempt])
                     else:
                         self._lose(history)
                 if len(locked) == len(self._waiting) and locked:
