@@ -7,12 +7,14 @@ import inspect
 import sys
 from collections.abc import AsyncIterator  # noqa: TC003 -- read where the resource is declared
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import psycopg
 import pytest
 import trio
+from psycopg.conninfo import conninfo_to_dict
 
-from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+from pulse_trio import INJECTED, Client, Discard, Handlers, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.errors import ConfigurationError, InvalidArguments
 from pulse_trio.testing import CrashRun, crash_points
 from pulse_trio.testing.faults.processes import open_processes
@@ -546,3 +548,29 @@ async def test_pytest_shows_the_point_even_where_a_tracer_is_at_work(tmp_path: P
         assert await done.ended() == 1, done.report()
     assert "test_it.py:9 in send: await trio.sleep(0.001)" in done.stdout
     assert 'crash_points(send, ..., only="kill@1")' in done.stdout
+
+
+@pytest.mark.parametrize("runs", ["trio", "thread"])
+async def test_a_client_without_a_database_touches_none(
+    runs: Literal["trio", "thread"], dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It enqueued into the database that the environment names, a developer's or a production's."""
+    for name, value in conninfo_to_dict(dsn).items():
+        monkeypatch.setenv({"dbname": "PGDATABASE"}.get(name, f"PG{name.upper()}"), str(value))
+    registry = Handlers()
+
+    @registry.job
+    async def invoice(number: int) -> None: ...
+
+    @registry.job(runs="thread")
+    def bill(number: int, client: SyncClient = INJECTED) -> None:
+        client.enqueue(invoice, number)
+
+    @registry.job
+    async def order(number: int, client: Client = INJECTED) -> None:
+        await client.enqueue(invoice, number)
+
+    lives = await runs_of(order if runs == "trio" else bill, 3, handlers=registry)
+    assert {(life.state, life.error) for life in lives} == {("completed", None)}
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM pulse.jobs").fetchone() == (0,)

@@ -178,7 +178,7 @@ async def test_what_needs_a_database_says_so() -> None:
     for handler in (looks, lists, counts):
         run = await run_job(handler)
         assert run.outcome == "failed"
-        assert "run_job has no database" in (run.error or "")
+        assert "There is no database here" in (run.error or "")
 
 
 @pytest.mark.trio

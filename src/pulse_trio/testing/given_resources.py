@@ -1,4 +1,4 @@
-"""The resources of a handler that `run_job` runs: what it asks for, and what the test gives in the place of some."""
+"""The resources of a handler that runs without a database: what it asks for, and what the test gives in the place of some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client that `run_job` gives to a handler: there is no database, so what it enqueues is noted."""
+"""The client that a handler gets from `run_job`, and from `crash_points` without a database: what it enqueues is noted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ..records import JobRecord
 
 _NO_DATABASE = (
-    "run_job has no database: its client notes what is enqueued (JobRun.enqueued), and can do nothing else. Give your own with "
-    "resources={Client: ...}, or test the handler with pulse_worker."
+    "There is no database here: run_job, and crash_points without dsn=, give a handler a client that notes what is enqueued "
+    "(JobRun.enqueued), and can do nothing else. Give run_job your own with resources={Client: ...}, or test the handler with "
+    "pulse_worker or crash_points(dsn=...)."
 )
 _FIRST = 1001
 """The id of the first job that is enqueued: none that a test would expect of another."""

@@ -15,6 +15,7 @@ from ...errors import InvalidTransition
 from ...states import FINISHED
 from ...store import WorkerStore
 from ..faults.proxy import open_proxy
+from ..given_resources import GivenResources
 from ..kept import KeptConnections, connected, hang_up, keeping_if_none_does, kept_for
 from ..kept_worker import KeepingWorker
 from ..memory import MemoryDatabase, MemoryStore
@@ -141,6 +142,8 @@ class MemoryGround:
     @asynccontextmanager
     async def worker(self, handlers: Handlers, instrument: Any, *, may_die: bool) -> AsyncGenerator[Worker]:
         store = self._store = MemoryStore(self._database)
+        # A client of the worker's own would connect to the database that the environment names, and enqueue there.
+        handlers.resources = GivenResources(handlers, None)
         # The server has committed, and its answer is on its way: a crash point of its own.
         store.silence["commit"] = trio.lowlevel.cancel_shielded_checkpoint
         yield MemoryWorker(

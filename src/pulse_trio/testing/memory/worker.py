@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from .database import MemoryDatabase
 
 
+_NOWHERE = "host=/no-database dbname=none"
+"""What would connect to it finds no server. An empty string would mean the one that the environment names."""
+
+
 class MemoryWorker(Worker):
     """A `Worker` on a `MemoryDatabase`, or on a given `store` of one. It takes `Worker`'s keywords, its settings included."""
 
@@ -19,6 +23,6 @@ class MemoryWorker(Worker):
         self, handlers: Handlers, database: MemoryDatabase, *, memory: MemoryStore | None = None, **given: Any
     ) -> None:
         self.memory = memory = memory or MemoryStore(database)
-        super().__init__(handlers, "", store=cast("Any", memory), **given)
+        super().__init__(handlers, _NOWHERE, store=cast("Any", memory), **given)
         memory.lease, memory.queues, memory.stale = self.settings.lease, self.settings.queues, self.settings.stale
         memory.leases = {queue: its.lease for queue, its in self._plan.terms.by_queue.items()}
