@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -221,6 +223,42 @@ def test_the_embedded_server_of_a_run_is_in_memory_where_there_is_room_and_nothi
     assert folder.is_relative_to(at) == (memory.f_blocks * memory.f_frsize >= 4 << 30)
     (own,) = [parent for parent in (folder, *folder.parents) if parent.name.startswith("pulse-trio-")]
     assert not own.exists()
+
+
+KILLED = """
+import signal
+from pulse_trio.testing import pulse_database
+
+with pulse_database() as dsn:
+    print(dsn, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_leaves_nothing_of_its_embedded_server(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """76 MB stayed in memory each time."""
+    monkeypatch.delenv("PULSE_TRIO_TEST_DSN", raising=False)
+    folder = tmp_path / "t"
+    folder.mkdir(mode=0o777)
+    for parent in (folder, *folder.parents):
+        if os.stat(parent).st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, env=environment) as begun:
+        try:
+            assert begun.stdout is not None
+            assert begun.stdout.readline().startswith(b"user=")
+            (keeper,) = folder.glob("pulse-trio-*/pg/locks/keeper")
+            with keeper.open("rb") as held:
+                begun.send_signal(number)
+                assert begun.wait(30) == -number
+                fcntl.flock(held, fcntl.LOCK_SH)  # until the keeper has ended
+        finally:
+            begun.kill()
+    assert list(folder.glob("*")) == []
 
 
 OWN_SERVER = """

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -51,17 +51,23 @@ class Membership:
         self._users = users
 
     @classmethod
-    def join(cls, folder: str | Path | None, settings: Mapping[str, str]) -> Membership:
-        """Join the server in `folder`, starting it if it has no users. Arguments and errors: `embedded_server`."""
+    def join(cls, folder: str | Path | None, settings: Mapping[str, str], *, remove: Path | None = None) -> Membership:
+        """Join the server in `folder`, starting it if it has no users. Arguments and errors: `embedded_server`. `remove`: this
+        folder, which `folder` is in, is removed when the last user has left or was killed."""
         check_settings(settings)
-        home = prepare_folder(folder)
-        with lock(home, "gate", fcntl.LOCK_EX) as gate, ExitStack() as on_failure:
-            present = on_failure.enter_context(lock(home, "present", fcntl.LOCK_SH))
-            users = on_failure.enter_context(lock(home, "users", fcntl.LOCK_SH))  # waits for a server that is stopping
-            described = describe_running(home) or start(home, settings, gate)
-            on_failure.pop_all()
-        server = EmbeddedServer(described["dsn"], home, described["version"], described["note"])
-        return cls(server, present, users)
+        while True:
+            home = prepare_folder(folder)
+            with lock(home, "gate", fcntl.LOCK_EX) as gate, ExitStack() as on_failure:
+                present = on_failure.enter_context(lock(home, "present", fcntl.LOCK_SH))
+                users = on_failure.enter_context(
+                    lock(home, "users", fcntl.LOCK_SH)
+                )  # waits for a server that is stopping
+                if remove is not None and not is_there(home, gate):
+                    continue  # it was removed when the last user left
+                described = describe_running(home) or start(home, settings, gate, remove=remove)
+                on_failure.pop_all()
+            server = EmbeddedServer(described["dsn"], home, described["version"], described["note"])
+            return cls(server, present, users)
 
     def leave(self) -> None:
         """Leave the server; the last user waits until it has stopped. Leaving again does nothing."""
@@ -98,7 +104,14 @@ def describe_running(home: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str, Any]:
+def is_there(home: Path, gate: IO[bytes]) -> bool:
+    """Whether the folder is the one that this lock was taken in."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(lock_file(home, "gate").stat(), os.fstat(gate.fileno()))
+    return False
+
+
+def start(home: Path, settings: Mapping[str, str], gate: IO[bytes], *, remove: Path | None = None) -> dict[str, Any]:
     """Start a keeper, which inherits the gate, and wait until its server accepts connections.
 
     Raises:
@@ -115,6 +128,7 @@ def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str,
             "report": pipe.fileno(),
             "gate": gate.fileno(),
             "avoid_namespace": AVOID_NAMESPACE in os.environ,
+            "remove": None if remove is None else str(remove),
         }
         spawn_keeper(order, home, (pipe.fileno(), gate.fileno(), life.fileno()))
         pipe.close()

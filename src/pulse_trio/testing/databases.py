@@ -23,7 +23,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
-from ..embedded import embedded_server
+from ..embedded.membership import Membership
 from ..errors import ConfigurationError, PulseTrioError
 from ..migrate import migrate_sync
 from ..postgres.dsn import redact
@@ -274,7 +274,10 @@ def _server(named: NamedServer | None, run: str) -> Generator[str]:
             with _told("the embedded PostgreSQL"):
                 # Passable, because root runs PostgreSQL as another user.
                 folder.mkdir(mode=0o711, exist_ok=True)
-                dsn = stack.enter_context(embedded_server(folder / "pg", settings=_SETTINGS)).dsn
+                # A run that is killed leaves nothing in memory: the server's keeper takes the folder away.
+                membership = Membership.join(folder / "pg", _SETTINGS, remove=folder)
+                stack.callback(membership.leave)
+                dsn = membership.server.dsn
         yield dsn
 
 

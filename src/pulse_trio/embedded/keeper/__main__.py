@@ -42,6 +42,8 @@ def prepare(order: Order, at_end: contextlib.ExitStack) -> tuple[Places, Identit
     """Choose the identity and the place for the server, and prepare a data folder there."""
     identity = choose_identity(order)
     places = choose_places(order, identity)
+    if order.remove is not None and not places.data.is_relative_to(order.remove):
+        places.temporary.append(places.data.parent)
     for folder in places.temporary:
         at_end.callback(shutil.rmtree, folder, ignore_errors=True)  # at worst the next start reuses it
     initialise(places, identity)
@@ -92,9 +94,19 @@ def stop_when_alone(order: Order, server: Server) -> None:
     server.stop()
 
 
+def remove(folder: Path) -> None:
+    """Removes a folder. Under another name first: who waits for a lock in it finds that it is gone, and never a part of it."""
+    gone = folder.with_name(f"{folder.name}-ended")
+    with contextlib.suppress(OSError):  # its users may have removed it
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 def keep(order: Order) -> None:
     """Start the server, report the result, and stay until the last user has left."""
     with contextlib.ExitStack() as at_end:
+        if order.remove is not None:
+            at_end.callback(remove, order.remove)
         try:
             server, description = start(order, at_end)
         except StartError as error:
@@ -109,6 +121,7 @@ def main() -> NoReturn:
     """Read the order (one JSON object, the last argument) and carry it out, detached."""
     fields: dict[str, Any] = json.loads(sys.argv[2])
     fields["folder"], fields["site"] = Path(fields["folder"]), Path(fields["site"])
+    fields["remove"] = None if fields["remove"] is None else Path(fields["remove"])
     order = Order(**fields)
     detach()
     keep(order)

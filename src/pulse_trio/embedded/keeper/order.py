@@ -37,6 +37,8 @@ class Order:
     gate: int
     avoid_namespace: bool
     """For tests: behave as if user namespaces were refused."""
+    remove: Path | None = None
+    """A folder around `folder` that holds nothing worth keeping once the last user has left, however that ended."""
 
     @property
     def program_folders(self) -> list[Path]:
