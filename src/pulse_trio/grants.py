@@ -159,6 +159,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "look_among",
         "look_at_block",
         "end_block",
+        "fail_block",
         "cancel_block",
         "restart_children",
         "members_of",

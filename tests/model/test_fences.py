@@ -651,6 +651,18 @@ async def block_ended_by_another_session(s: Scene) -> bool:
     return await ends_block(s, await parent_of_bs(s))
 
 
+async def fails_block(s: Scene, claim: Claim) -> bool:
+    return (await s.a.trees.fail_block(fence(claim), 0, [])).refused != "lost"
+
+
+async def block_failed_in_an_earlier_attempt(s: Scene) -> bool:
+    return await fails_block(s, await stale_parent(s))
+
+
+async def block_failed_in_another_session(s: Scene) -> bool:
+    return await fails_block(s, await parent_of_bs(s))
+
+
 async def restarts(s: Scene, claim: Claim) -> bool:
     ids = [row["id"] for row in s.w.run("SELECT id FROM job WHERE kind = 'child'")]
     s.w.do(cancelling.cancel_many(ids))
@@ -836,6 +848,8 @@ TORN = [
     Torn("cancel_block()", r"j\.locked_by = \$3", block_of_another_session_cancelled),
     Torn("end_block()", r"j\.attempt = \$2", block_ended_by_an_earlier_attempt),
     Torn("end_block()", r"j\.locked_by = \$3", block_ended_by_another_session),
+    Torn("fail_block()", r"j\.attempt = \$2", block_failed_in_an_earlier_attempt),
+    Torn("fail_block()", r"j\.locked_by = \$3", block_failed_in_another_session),
     Torn("restart_children()", r"j\.attempt = \$2", child_restarted_by_an_earlier_attempt),
     Torn("restart_children()", r"j\.locked_by = \$3", child_restarted_by_another_session),
     Torn("restart_children()", r"NOT j\.cancelling", child_restarted_by_a_job_that_is_being_cancelled),

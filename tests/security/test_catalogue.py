@@ -160,6 +160,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function look_at_block": called_by("worker"),
     "function mark_over": {},
     "function end_block": called_by("worker"),
+    "function fail_block": called_by("worker"),
     "function failed_of": {},
     "function look_slowly": called_by("worker"),
     "function lives_on": {},

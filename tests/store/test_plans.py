@@ -466,6 +466,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "look_at_block",
         "members",
         "end_block",
+        "fail_block",
         "cancel_block",
         "restart_children",
         "recheck",

@@ -84,6 +84,13 @@ class BlockEnd(NamedTuple):
     refused: Refused | None = None
 
 
+class BlockFails(NamedTuple):
+    """Whether the children that have failed have still. If not, read again how they are."""
+
+    stands: bool
+    refused: Refused | None = None
+
+
 class BlockCancel(NamedTuple):
     """Whether each child of the block has been told or has ended. If not: ask again, soon."""
 
@@ -166,6 +173,11 @@ class Trees:
         """Whether the ends of its children that the parent knows are the last."""
         ((live, retried, refused),) = await self._run("end_block", _of(fence, block=block))
         return BlockEnd(bool(live), bool(retried), refused)
+
+    async def fail_block(self, fence: Fence, block: int, failed: Sequence[int]) -> BlockFails:
+        """Whether a block may fail of these children: none of them was retried. If so, none of its children goes back."""
+        ((stands, refused),) = await self._run("fail_block", _of(fence, block=block, ids=numbers(failed)))
+        return BlockFails(bool(stands), refused)
 
     async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None:
         """Starts dead and cancelled children again. Returns those that live now: none if the attempt has ended or is being

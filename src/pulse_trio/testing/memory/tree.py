@@ -16,7 +16,7 @@ from ...lines import BeyondLimit, Kind, Line, Lines, Resumed
 from ...records import JobRecord
 from ...states import FINISHED, State
 from ...store.histories import Written
-from ...store.trees import BlockCancel, BlockEnd, BlockLook, Member, Rechecked, Started, StartedChild
+from ...store.trees import BlockCancel, BlockEnd, BlockFails, BlockLook, Member, Rechecked, Started, StartedChild
 from ...store.waits import Received
 from ...worker.durable.failures import mark
 from .rows import MIDNIGHT
@@ -291,6 +291,10 @@ class MemoryTree:
         if not self._held(fence):
             return BlockEnd(live=False, retried=False, refused="lost")
         return BlockEnd(self._live(block), retried=False)
+
+    async def fail_block(self, fence: Fence, block: int, failed: Sequence[int]) -> BlockFails:
+        await trio.lowlevel.checkpoint()
+        return BlockFails(stands=self._held(fence), refused=None if self._held(fence) else "lost")
 
     async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None:
         await trio.lowlevel.checkpoint()

@@ -258,33 +258,37 @@ class Block:
         if ids is not None and len(ids) > WINDOW:
             ids = None
         async with self._asking:
-            members = await self.members(ids)
-            bad: list[tuple[Child[Any], Member]] = []
-            for member in members:
-                child: Child[Any] | None = self.by_key.get(member.key)
-                before = child is None and member.job_id in failed
-                if before:
-                    child = self.by_key[member.key] = Child(
-                        self.ear, member.kind or "", member.key, Any, self.durable.parts.codec
-                    )
-                    self.ear.living += 1
-                if child is None or child.has_ended:
-                    continue
-                if not before and member.digest is not None and not self._digests.fits(member.key, member.digest):
-                    self.broken = self._mismatch(child, member.job_id)
-                    raise self.broken
-                if child.known_id is None:
-                    child.written(member.job_id, adopted=True)
-                    self.durable.parts.looks.live(self, [child])
-                if member.state == "completed":
-                    child.completed(member.result)
-                elif member.state in ("dead", "cancelled", "gone"):
-                    bad.append((child, member))
-                else:
-                    child.is_now(State(member.state))
-            if bad:
-                await self._learn_of_failures(bad)
-        return members
+            while True:
+                members = await self.members(ids)
+                if await self._take_in(members, failed):
+                    return members
+
+    async def _take_in(self, members: Sequence[Member], failed: Container[int]) -> bool:
+        """Returns whether they are so still: else they are to be read again."""
+        bad: list[tuple[Child[Any], Member]] = []
+        for member in members:
+            child: Child[Any] | None = self.by_key.get(member.key)
+            before = child is None and member.job_id in failed
+            if before:
+                child = self.by_key[member.key] = Child(
+                    self.ear, member.kind or "", member.key, Any, self.durable.parts.codec
+                )
+                self.ear.living += 1
+            if child is None or child.has_ended:
+                continue
+            if not before and member.digest is not None and not self._digests.fits(member.key, member.digest):
+                self.broken = self._mismatch(child, member.job_id)
+                raise self.broken
+            if child.known_id is None:
+                child.written(member.job_id, adopted=True)
+                self.durable.parts.looks.live(self, [child])
+            if member.state == "completed":
+                child.completed(member.result)
+            elif member.state in ("dead", "cancelled", "gone"):
+                bad.append((child, member))
+            else:
+                child.is_now(State(member.state))
+        return not bad or await self._learn_of_failures(bad)
 
     async def members(self, ids: Sequence[int] | None = None) -> list[Member]:
         """How the children with these ids are, or all of the block, those of earlier attempts included."""
@@ -296,7 +300,7 @@ class Block:
         written = [job_id for job_id in ids if job_id is not None]
         await self.learn(written if len(written) == len(ids) else None)
 
-    async def _learn_of_failures(self, bad: list[tuple[Child[Any], Member]]) -> None:
+    async def _learn_of_failures(self, bad: list[tuple[Child[Any], Member]]) -> bool:
         trees, again = self.durable.parts.trees, set[int]()
         if not self.closing and not self.durable.history.replay.over:
             # Decided when the replay has come to its end: no child is started again before.
@@ -310,6 +314,10 @@ class Block:
             if ids:
                 await self.seen.live_again({child.key for child, m in bad if m.job_id in ids})
                 again = await self._restart(ids)
+        for child, member in bad:
+            if member.job_id in again:
+                child.adopted = False
+                child.is_now(State.AVAILABLE)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
         # told in a moment. It has not failed.
         final = [
@@ -317,20 +325,20 @@ class Block:
             for child, member in bad
             if member.job_id not in again and (self.closing or not was_cut(member))
         ]
-        records = (
-            {
-                record.id: record
-                for record in await answered(lambda: trees.records([m.job_id for _, m in final if not was_cut(m)]))
-            }
-            if any(not was_cut(m) for _, m in final)
-            else {}
-        )
+        counted = [member.job_id for _, member in final if not was_cut(member)]
+        if counted and not self.collect and not self.closing and not await self._fails_of(counted):
+            return False
+        records = {record.id: record for record in await answered(lambda: trees.records(counted))} if counted else {}
         for child, member in final:
             child.ended(member, records.get(member.job_id), counts=not was_cut(member))
-        for child, member in bad:
-            if member.job_id in again:
-                child.adopted = False
-                child.is_now(State.AVAILABLE)
+        return True
+
+    async def _fails_of(self, ids: Sequence[int]) -> bool:
+        """The block fails of these children: none of its children goes back from now on. Not if one was retried before."""
+        trees = self.durable.parts.trees
+        while (end := await answered(lambda: trees.fail_block(self.fence, self.number, ids))).refused is not None:
+            await self._rest(end.refused)
+        return end.stands
 
     async def _restart(self, ids: Sequence[int]) -> set[int]:
         """Starts them again. A row that is locked decides nothing of them."""

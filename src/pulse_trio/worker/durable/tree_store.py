@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ...records import JobRecord
-    from ...store.trees import BlockCancel, BlockEnd, BlockLook, Cause, Fence, Member, NewChild, Started
+    from ...store.trees import BlockCancel, BlockEnd, BlockFails, BlockLook, Cause, Fence, Member, NewChild, Started
 
 
 PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -44,6 +44,8 @@ class TreeStore(Protocol):
     async def cancel_block(self, fence: Fence, block: int, cause: Cause) -> BlockCancel: ...
 
     async def end_block(self, fence: Fence, block: int) -> BlockEnd: ...
+
+    async def fail_block(self, fence: Fence, block: int, failed: Sequence[int]) -> BlockFails: ...
 
     async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None: ...
 
