@@ -536,3 +536,40 @@ async def test_what_a_retry_does_of_a_clean_up_that_failed_half_way(
     assert _wrong(trees, downs, worlds, besides) == {}
     assert {trees.job(job_id)["state"] for job_id in ids} == {"cancelled"}
     assert trees.window.do(family.unfinished_clean_ups(ids)) == []
+
+
+@pytest.mark.parametrize("fails", ["mail", "refund"])
+async def test_a_step_whose_arguments_are_others_in_each_attempt_comes_again(trees: Trees, fails: str) -> None:
+    """The number of the attempt, the time of day: the retry was a mismatch each time, and the rest was never done."""
+    done: list[str] = []
+    down = [fails]
+
+    async def act(what: str, attempt: int) -> None:
+        if what in down:
+            down.remove(what)
+            raise OSError(f"{what} is down")
+        done.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge", 0)
+        try:
+            await job.wait_for_event("approved")
+        except BaseException:
+            with job.cleanup():
+                for what, number in (("label", job.attempt), ("refund", -job.attempt), ("mail", 0)):
+                    await job.step(act, what, number)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    client = SyncClient(trees.dsn)
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    client.cancel(job_id)
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "cancelled"
+    client.retry(job_id)
+    await trees.burst()
+    assert done == ["charge", "label", "refund", "mail"]
+    assert trees.job(job_id)["state"] == "cancelled"
+    (row,) = trees.window.run("SELECT owes_clean_up(%s) AS owes", job_id)
+    assert row["owes"] is False

@@ -120,7 +120,7 @@ class Trees:
         its calls do, or whether it was quiet."""
         found = self.window.run(
             "SELECT kind, key, coalesce(name, '') AS name FROM history"
-            " WHERE job_id = %s AND key <> ALL (%s) AND key !~ '^[0-9]+:(un)?does$' ORDER BY line",
+            " WHERE job_id = %s AND key <> ALL (%s) AND key !~ '^[0-9]+:(un)?does( from)?$' ORDER BY line",
             job_id,
             [AFRESH, BEGUN, COMPENSATED, FAILED, HALF_WAY, QUIET, UNDONE, UNDONE_BY],
         )

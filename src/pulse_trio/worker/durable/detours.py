@@ -22,6 +22,7 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch, StepFailed
 from ...states import WISHES
+from .call_sites import call_site
 from .digests import in_one_order
 from .keys import highest_number, highest_of
 
@@ -40,6 +41,8 @@ HALF_WAY = "0:half way"
 this number the calls of the clean-up come again as they were; 0 if that is not known."""
 _DOES = re.compile(r"([1-9][0-9]{0,6}):does")
 """The keys of the moments that say with their name what the call with this number does."""
+_FROM = "{}:does from"
+"""The same, from where it is made."""
 _SIZE = 16
 
 
@@ -52,7 +55,7 @@ class Detour:
         self._left: dict[int, str] | None = None
         """What the calls do that attempts before made in the clean-up, and this one has not made yet, by their numbers."""
         self._highest = 0
-        self._new: tuple[int, str] | None = None
+        self._new: tuple[int, str, str] | None = None
         self._failed = 0
         self._replaced: dict[str, int] = {}
         """What calls before did whose lines others have got in this attempt, with their numbers."""
@@ -75,13 +78,29 @@ class Detour:
         had = self._found(durable).get(number)
         if number <= durable.history.replay.moments.get(HALF_WAY, 0.0) and had is not None and had != does:
             job_id, step = durable.running.claim.id, had.split(" ")[1] or "another call"
+            now = f"{call.kind} {call.name}" + (f" (key {call.key})" if call.key else "")
+            if does.startswith(f"step {step} "):
+                now += " with other arguments, from elsewhere in the code"
             raise durable.fail(
                 ReplayMismatch(
-                    f"job {job_id}: in the clean-up that failed half-way came {step} (key {number}:step), now comes {call}. "
+                    f"job {job_id}: in the clean-up that failed half-way came {step} (key {number}:step), now comes {now}. "
                     "Plain code has failed before it in this attempt, or the code has changed. If it has, deploy what it was; "
                     f"then pulse-trio jobs retry {job_id} does the rest"
                 )
             )
+
+    def _is_the_same(self, durable: Durable, name: str, number: int, does: str) -> bool:
+        """Whether the step that has to come again with this number comes, with arguments that no attempt has a second time: the
+        number of the attempt, the time of day. It is made from the same place, where one function undoes all."""
+        if not self._has_other_arguments(durable, name, number, does):
+            return False
+        site, in_stack = call_site()
+        return not in_stack and durable.history.replay.unopened.within.get(_FROM.format(number)) == site
+
+    def _has_other_arguments(self, durable: Durable, name: str, number: int, does: str) -> bool:
+        """Whether a step of that function had this number, with arguments that no step of this attempt is known to have."""
+        left = self._found(durable)
+        return left.get(number, "").startswith(f"step {name} ") and does not in left.values()
 
     def number(self, durable: Durable, call: Call, given: Given | None) -> int:
         """The number of the main task's call, which has no key, in the clean-up. `given` is what it calls, if it is a step."""
@@ -90,8 +109,13 @@ class Detour:
         if given is not None:
             what = what_of(durable, call.name, given)
         if HALF_WAY in durable.history.replay.moments:
-            self.check(durable, call, does=what)
-            left = self._found(durable)
+            left, failed = self._found(durable), durable.history.replay.moments[HALF_WAY]
+            if given is not None and number < failed and self._is_the_same(durable, call.name, number, what):
+                del left[number]
+                return number
+            # The one that failed has no line: with other arguments it is made as a new one, whether it is that or not.
+            if number != failed or not self._has_other_arguments(durable, call.name, number, what):
+                self.check(durable, call, does=what)
             found = next((one for one, does in left.items() if does == what), None)
             if found is not None:
                 del left[found]
@@ -99,7 +123,7 @@ class Detour:
             self._highest = number = max(self._highest + 1, number)
         elif durable.history.replay.unopened.within:
             self._check_order(durable, call, number, what)
-        self._new = (number, what)
+        self._new = (number, what, "" if given is None else call_site()[0])
         return number
 
     def _check_order(self, durable: Durable, call: Call, number: int, what: str) -> None:
@@ -123,8 +147,10 @@ class Detour:
     def tell(self, history: History) -> None:
         """Remembers what the call does whose number was asked for last, behind the cancellation that it was made because of."""
         if self._new is not None:
-            (number, what), self._new = self._new, None
+            (number, what, site), self._new = self._new, None
             history.moment(f"{number}:does", float(number), what)
+            if site:
+                history.moment(_FROM.format(number), float(number), site)
 
     def _found(self, durable: Durable) -> dict[int, str]:
         if self._left is None:

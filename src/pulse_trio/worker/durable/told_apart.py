@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...trio_internals import runs_tasks
+from .call_sites import call_site
 from .calls import Call
 from .detours import what_of
 from .interrupted import plain_failure, undoes_another_level
@@ -32,8 +32,6 @@ _UNDOES, _FROM = "undoes", "undoes from"
 """The ends of the keys of the moments that say so of calls that a clean-up makes because plain code has failed, and from where
 they are made."""
 _SIZE = 8
-_OURS = frozenset({"pulse_trio", "trio", "outcome"})
-"""Whose frames do not count."""
 
 
 def told_apart(durable: Durable, name: str, given: Given) -> str:
@@ -66,7 +64,7 @@ def check_level(durable: Durable, name: str, key: str | None, given: Given) -> N
         return
     call = Call("step", key or f"{keys.count + 1}:step", name)
     call.handles = sys.exception()
-    now, in_stack = _site()
+    now, in_stack = call_site()
     if now != site or in_stack:
         failed = undoes_another_level(durable, call)
         if failed is not None:
@@ -81,28 +79,13 @@ def note_what_it_undoes(durable: Durable, call: Call, key: str | None, given: Gi
     if not durable.cancelling.noted and _is_made_for_plain_failure(durable, call):
         number = durable.keys.count
         durable.history.moment(f"{number}:{_UNDOES}", float(number), _what_of(durable, call.name, key, given))
-        durable.history.moment(f"{number}:{_FROM}", float(number), _site()[0])
+        durable.history.moment(f"{number}:{_FROM}", float(number), call_site()[0])
 
 
 def _what_of(durable: Durable, name: str, key: str | None, given: Given) -> str:
     if key is not None:
         return f"key {blake2b(key.encode(), digest_size=_SIZE).hexdigest()}"
     return what_of(durable, name, given, with_owner=False)
-
-
-def _site() -> tuple[str, bool]:
-    """What stands for the functions and lines of the handler that make this call, and whether a callback of an
-    `AsyncExitStack` does: its line is that of the `async with`, whichever callback it is."""
-    digest, in_stack = blake2b(digest_size=_SIZE), False
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- documented all the same
-    # Up to Trio's loop: what is behind it is how this worker was started.
-    while frame is not None and not runs_tasks(module := frame.f_globals.get("__name__", "")):
-        name = frame.f_code.co_qualname
-        in_stack = in_stack or (module == "contextlib" and name.startswith("AsyncExitStack."))
-        if module.partition(".")[0] not in _OURS:
-            digest.update(f"{name} {frame.f_lineno}\n".encode("utf-8", "surrogatepass"))
-        frame = frame.f_back
-    return digest.hexdigest(), in_stack
 
 
 def _is_made_for_plain_failure(durable: Durable, call: Call) -> bool:
