@@ -132,7 +132,7 @@ def unless_history(
     async def looks_first(running: RunningJob, args: str) -> Any:
         claim = running.claim
         found = await history_of(running, parts)
-        if found.last > 0 or found.blocks:
+        if found.last > 0 or found.blocks or found.events:
             raise UnfitArguments(
                 f"job {claim.id} has a history, and the handler {claim.kind!r} of this worker is not durable: a worker whose "
                 "handler has durable=True goes on with it."

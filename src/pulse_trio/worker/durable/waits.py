@@ -93,7 +93,9 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
 
 
 async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
-    until = None if limit is None else durable.moment(call.key, limit)
+    # A wait that is under way keeps its end, also where the code has none any more.
+    begun = durable.history.replay.moments.get(call.key)
+    until = begun if limit is None else durable.moment(call.key, limit)
     call.events, call.until = (call.name,), until
     receiver, job_id = durable.parts.receiver, durable.running.claim.id
     with durable.awaiting(call):
