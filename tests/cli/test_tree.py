@@ -297,6 +297,35 @@ def test_of_many_siblings_that_have_ended_the_dead_and_the_cancelled_are_shown_a
     assert drawn[-1].left == "185 cancelled pack, 30 completed pack"
 
 
+def test_members_of_a_root_that_is_gone_stand_beside_each_other() -> None:
+    def job(number: int, parent: int) -> TreeJob:
+        blank: Any = None
+        return TreeJob(
+            number,
+            parent,
+            1,
+            0,
+            None,
+            "q",
+            "pack",
+            "dead",
+            1,
+            blank,
+            blank,
+            blank,
+            blank,
+            blank,
+            blank,
+            blank,
+            blank,
+            0,
+        )
+
+    found = [job(2, 1), job(3, 1), job(4, 3)]
+    drawn = [(branch.indent, branch.job.id) for branch in branches(found, 4) if branch.job is not None]
+    assert drawn == [("", 2), ("", 3), ("└─ ", 4)]
+
+
 async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retried_alone(
     command: Command, dsn: str
 ) -> None:

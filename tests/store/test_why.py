@@ -141,10 +141,16 @@ async def test_a_key_that_has_used_up_its_rate_waits(store: WorkerStore, window:
     assert codes(window, waiting) == ["key_rate"]
 
 
+@pytest.mark.parametrize("before", [False, True])
 async def test_a_job_that_workers_put_back_again_and_again_has_no_handler(
-    store: WorkerStore, window: Window, queue: str
+    store: WorkerStore, window: Window, queue: str, before: bool
 ) -> None:
+    """`before`: a worker that had one has suspended it."""
     job_id = window.enqueue(queue, kind="unheard-of")
+    if before:
+        claimed = await claim_one(store, queue)
+        window.value("SELECT suspend(%s, %s, %s, '{}', '{}', '{go}', NULL)", job_id, claimed.attempt, claimed.session)
+        window.make_due(job_id)
     for _ in range(3):
         await store.settle([end(await claim_one(store, queue), "released")])
         window.make_due(job_id)

@@ -1,6 +1,6 @@
 -- What may keep one live job waiting, read from indexes alone: its times, pauses, limits and the jobs that use them up, the workers
 -- that serve its queue, and what a suspended job waits for. No row for a job that has finished. Each look is bounded: 1,000 permits,
--- 1,000 jobs before it, 100 of its own attempts. store/why.py decides what these facts mean.
+-- 1,000 jobs before it, 3 of its own attempts. store/why.py decides what these facts mean.
 WITH target AS MATERIALIZED (
   SELECT j.id, j.state, j.queue::text AS queue, j.kind::text AS kind, j.key::text AS key, j.priority, j.attempt, j.run_at::timestamptz AS run_at,
          j.suspect, j.suspected_at, left(j.options::text, 4097) AS options
@@ -28,10 +28,10 @@ SELECT t.state = :state.running AS running, t.queue, t.kind, t.key, t.attempt, :
        (SELECT count(*) FROM serving s WHERE s.serves AND NOT s.draining) AS serving_workers,
        (SELECT count(*) FROM serving s WHERE s.serves AND s.draining) AS draining_workers,
        (SELECT coalesce(sum(s.free), 0)::bigint FROM serving s WHERE s.serves AND NOT s.draining) AS free_slots,
-       -- A worker that knows the kind says why it releases a job.
-       (SELECT count(*) FILTER (WHERE a.outcome = 'released' AND (a.error IS NULL OR a.error LIKE 'UnfitArguments:%%')) = count(*) AND count(*) >= 3
+       -- A worker that knows the kind says why it releases a job. A durable one may have been suspended by such a worker before.
+       (SELECT count(*) FILTER (WHERE a.outcome = 'released' AND (a.error IS NULL OR a.error LIKE 'UnfitArguments:%%')) = 3
         FROM (SELECT a.outcome, a.error FROM :"schema".attempt a
-              WHERE a.job_id = t.id AND a.ended_at > statement_timestamp() - interval '1 hour' ORDER BY a.attempt DESC LIMIT 100) a)
+              WHERE a.job_id = t.id AND a.ended_at > statement_timestamp() - interval '1 hour' ORDER BY a.attempt DESC LIMIT 3) a)
          AS put_back,
        CASE WHEN t.key IS NULL THEN (
          SELECT count(*) FILTER (WHERE b.state <> :state.running AND b.run_at <= statement_timestamp()) FROM (

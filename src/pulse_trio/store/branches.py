@@ -29,12 +29,20 @@ class Branch:
 
 
 def branches(found: Sequence[TreeJob], asked: int) -> Iterator[Branch]:
-    """The lines of a tree, from its root down; `asked` is shown in any case."""
+    """The lines of a tree, from its root down; `asked` is shown in any case. Where the root's row is gone, those that it
+    started stand at the left."""
+    ids = {job.id for job in found}
     below: dict[int, list[TreeJob]] = {}
-    for job in found[1:]:
-        below.setdefault(job.parent_id or 0, []).append(job)
+    tops: list[TreeJob] = []
+    for job in found:
+        if job.parent_id in ids:
+            below.setdefault(job.parent_id or 0, []).append(job)
+        else:
+            tops.append(job)
+    kept, left = _chosen(tops, below, asked)
+    first = [Branch("", 0, job) for job in kept] + ([Branch("", 0, None, _counted(left))] if left else [])
     # A stack and no recursion: a tree may be deeper than Python's.
-    waiting: list[tuple[Branch, str]] = [(Branch("", 0, found[0]), "")]
+    waiting = [(branch, "") for branch in reversed(first)]
     while waiting:
         branch, indent = waiting.pop()
         yield branch

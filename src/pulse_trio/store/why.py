@@ -124,7 +124,8 @@ def _suspended(facts: Facts) -> Iterator[Reason]:
     for event in facts.events or ():
         yield Reason("event", f"It waits for the event {shown(event)}.", until)
     if facts.blocks:
-        text = f"It waits for jobs that it started{_named(facts.children)}."
+        # Those that it watches: it may wait for others, too.
+        text = f"It waits for jobs that it started{_named(facts.children).replace(':', ', among them', 1)}."
         yield Reason("children", text, None if facts.events else until, jobs=tuple(facts.children))
     if not facts.events and not facts.blocks:
         yield Reason("sleep", f"It sleeps: it goes on in {duration(max(0.0, facts.due_in))}.", until)

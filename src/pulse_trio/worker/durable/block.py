@@ -161,9 +161,9 @@ class Block:
         return self.durable.fail(
             ReplayMismatch(
                 f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
-                f"{child.kind!r} (a field that was added counts). The code changed under a running job: branch on job.version, or run it again from the "
-                f"beginning: pulse-trio jobs retry {self.fence.id} --afresh. (Children whose number changes from attempt to "
-                "attempt need a child_key from the first on.)"
+                f"{child.kind!r} (a field that was added counts). The code changed under a running job: branch on "
+                f"job.version, or run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh. (Children "
+                "whose number changes from attempt to attempt need a child_key from the first on.)"
             )
         )
 
