@@ -492,6 +492,14 @@ class Instrument(Protocol):
         ...
 
 
+def check_instrument(instrument: object) -> None:
+    """Raises `ConfigurationError` for what is none."""
+    if not callable(getattr(instrument, "listeners", None)) or isinstance(instrument, type):
+        raise ConfigurationError(
+            f"An instrument has a method `listeners`, as pulse_trio.Instrument says; got {instrument!r:.200}."
+        )
+
+
 def check_plain(what: str, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
     """Refuses async listeners, of which nothing would ever run. Raises `ConfigurationError`."""
     for event, listener in listeners.items():
@@ -515,6 +523,7 @@ class Observer:
 
     def add(self, instrument: Instrument) -> None:
         """Adds an instrument, before anything is told."""
+        check_instrument(instrument)
         listeners = instrument.listeners()
         check_plain(f"The instrument {type(instrument).__qualname__}", listeners)
         for event_type, listener in listeners.items():

@@ -376,6 +376,12 @@ def test_a_default(pulse_sync_client):
     refute_enqueued(pulse_sync_client, welcome, args={"name": "Ada", "template": "vip"})
 
 
+def test_a_truth_is_no_number(pulse_sync_client):
+    pulse_sync_client.enqueue(table, {1: 1})
+    _refuted(pulse_sync_client, table, args={"rows": {1: 1}})
+    refute_enqueued(pulse_sync_client, table, args={"rows": {1: True}})
+
+
 def undecorated():
     pass
 
@@ -405,14 +411,15 @@ def test_arguments_are_compared_as_json_with_defaults_and_what_no_job_can_have_i
 ) -> None:
     more = """
 from datetime import datetime
+from typing import Any
 
 
 @handlers.job
-async def table(rows: dict[int, str]) -> None:
+async def table(rows: dict[int, Any]) -> None:
     pass
 """
     done = project(more + WRONGLY_REFUTED)
-    assert "24 passed" in outcomes(done), done.stdout + done.stderr
+    assert "25 passed" in outcomes(done), done.stdout + done.stderr
 
 
 NOT_AWAITED = """

@@ -94,9 +94,20 @@ def _arguments_differ(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> li
     for name, value in wanted.items():
         if name not in found:
             lines.append(f"args: there is no {name!r}, only {', '.join(map(repr, found)) or 'none'}")
-        elif found[name] != value:
+        elif not _is_same(found[name], value):
             lines.append(f"args[{name!r}]: {_short(found[name])}, not {_short(value)}")
     return lines
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal as JSON: there `true` is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+        return both[0].keys() == both[1].keys() and all(_is_same(value, both[1][key]) for key, value in both[0].items())
+    if isinstance(one, list) and isinstance(other, list):
+        pairs = cast("list[Any]", one), cast("list[Any]", other)
+        return len(pairs[0]) == len(pairs[1]) and all(map(_is_same, *pairs))
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 def _short(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..errors import UsageError
 from ..trio_internals import was_cancelled
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class Stops:
         self.cleaning: set[CleanUp] = set()
         """The jobs that are in a `job.cleanup()`, whose shield a cancellation from outside does not pass."""
         self._parent_cancelled = False
+        self._begun = False
+
+    def begins(self) -> None:
+        """The worker begins to run. Raises `UsageError` if it has before: its connections are closed then, or its jobs run."""
+        if self._begun:
+            raise UsageError("A Worker runs once: make another one to run again.")
+        self._begun = True
 
     def quiet(self) -> None:
         """Stops claiming."""

@@ -212,7 +212,7 @@ class Worker:
         """Claims and runs jobs until `stop`, cancellation, or (with `burst`) until nothing is due.
 
         `nursery.start(worker.run)` returns when the worker is registered and its resources are open, or when it was told to
-        stop before that. Raises `SchemaError` if the schema is not what
+        stop before that. A worker runs once: a second call raises `UsageError`. Raises `SchemaError` if the schema is not what
         this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects. Raises
         `ResourceFailed` if a resource cannot be opened (no job was claimed), `ResourceLost` if one failed later.
 
@@ -220,6 +220,7 @@ class Worker:
         as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait has to end
         itself when the event `HandlerOverran` comes.
         """
+        self._stops.begins()
         protect(self._handlers)
         if self._metrics is None:
             return await self._run(task_status)

@@ -74,6 +74,6 @@ async def _insist(running: RunningJob, rest: _Rest, name: str, value: object) ->
         await trio.lowlevel.checkpoint()  # raises Cancelled
     if not rest.called:
         raise RuntimeError(
-            f"The middleware {name} returned without `await call()`, so the handler did not run. To end a job without running "
-            "it, raise Discard, Snooze or RetryAfter."
+            f"The middleware {name} returned without `await call()`, so the handler did not run, or runs where nobody awaits "
+            "it (in job.nursery, say). To end a job without running it, raise Discard, Snooze or RetryAfter."
         )
