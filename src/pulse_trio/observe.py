@@ -492,12 +492,15 @@ class Instrument(Protocol):
         ...
 
 
-def check_instrument(instrument: object) -> None:
-    """Raises `ConfigurationError` for what is none."""
-    if not callable(getattr(instrument, "listeners", None)) or isinstance(instrument, type):
-        raise ConfigurationError(
-            f"An instrument has a method `listeners`, as pulse_trio.Instrument says; got {instrument!r:.200}."
-        )
+def checked(instruments: Iterable[Instrument]) -> list[Instrument]:
+    """These instruments. Raises `ConfigurationError` for what is none."""
+    given = list(instruments)
+    for one in given:
+        if not callable(getattr(one, "listeners", None)) or isinstance(one, type):
+            raise ConfigurationError(
+                f"An instrument has a method `listeners`, as pulse_trio.observe.Instrument says; got {one!r:.200}."
+            )
+    return given
 
 
 def check_plain(what: str, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
@@ -518,12 +521,11 @@ class Observer:
         self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._failing: list[Callable[[Any], None]] = []
         self._wanted_by: dict[type[Any], list[Instrument]] = defaultdict(list)
-        for instrument in instruments:
+        for instrument in checked(instruments):
             self.add(instrument)
 
     def add(self, instrument: Instrument) -> None:
         """Adds an instrument, before anything is told."""
-        check_instrument(instrument)
         listeners = instrument.listeners()
         check_plain(f"The instrument {type(instrument).__qualname__}", listeners)
         for event_type, listener in listeners.items():

@@ -10,6 +10,9 @@ from pulse_trio import ConfigurationError, Handlers, SyncClient, UsageError, Wor
 from pulse_trio.logs import LogInstrument
 
 
+pytestmark = pytest.mark.real_clock
+
+
 @pytest.mark.parametrize("wrong", [object(), None, LogInstrument])
 def test_what_is_no_instrument_is_refused(wrong: Any, dsn: str) -> None:
     for make in (

@@ -18,6 +18,7 @@ import sniffio
 from ..codec import in_schema
 from ..errors import DatabaseUnavailable, UnknownJob, UsageError
 from ..handlers import queue_limits
+from ..observe import checked
 from ..postgres import (
     AsyncioPool,
     TrioPool,
@@ -100,7 +101,7 @@ class Client:
         self._schema = schema
         self._actor = check_actor(actor)
         self._waits = waits
-        self._traces = traces_of([*instruments, *(handlers.instruments if handlers is not None else ())])
+        self._traces = traces_of(checked([*instruments, *(handlers.instruments if handlers is not None else ())]))
         self._home = self
         # Until the database refuses it to this login.
         self._sees_arguments = True

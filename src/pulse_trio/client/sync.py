@@ -16,6 +16,7 @@ import psycopg
 from ..codec import in_schema
 from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
+from ..observe import checked
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
 from ..store import (
@@ -88,7 +89,7 @@ class SyncClient:
         self._sees_arguments = True
         self._actor = check_actor(actor)
         self._handlers = handlers
-        self._traces = traces_of([*instruments, *(handlers.instruments if handlers is not None else ())])
+        self._traces = traces_of(checked([*instruments, *(handlers.instruments if handlers is not None else ())]))
         self._codec = in_schema(codec if codec is not None or handlers is None else handlers.codec, schema)
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
