@@ -9,7 +9,6 @@ import pytest
 from pulse_trio import ConfigurationError, Handlers, SyncClient, UsageError, Worker
 from pulse_trio.logs import LogInstrument
 
-
 pytestmark = pytest.mark.real_clock
 
 
