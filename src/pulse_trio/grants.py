@@ -209,7 +209,10 @@ def grants_sql(roles: Mapping[RoleKind, str | Sequence[str]], schema: str = "pul
     `roles` maps each kind to be granted to the names of existing roles; one role may have several kinds. Raises `UsageError`
     for a name that no role can have."""
     lines = [
-        render('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA :"schema" FROM PUBLIC;', schema),
+        *(
+            render(f'REVOKE ALL ON ALL {what} IN SCHEMA :"schema" FROM PUBLIC;', schema)
+            for what in ("TABLES", "SEQUENCES", "FUNCTIONS")
+        ),
         render(f"GRANT EXECUTE ON FUNCTION {_places(HELPERS)} TO PUBLIC;", schema),
         render(f"GRANT USAGE ON TYPE {_places(DOMAINS)} TO PUBLIC;", schema),
     ]

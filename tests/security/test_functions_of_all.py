@@ -68,6 +68,18 @@ def test_after_a_restore_without_privileges_a_producer_may_do_no_more_than_befor
         producer.execute("SELECT pulse.cancel(%s)", [job_id])
 
 
+def test_tables_on_which_everybody_has_a_right_are_named_and_closed(logins: Logins, owner: Window) -> None:
+    # As ALTER DEFAULT PRIVILEGES ... GRANT SELECT ON TABLES TO PUBLIC gives it, before the schema is made.
+    owner.run("GRANT SELECT, DELETE ON ALL TABLES IN SCHEMA pulse TO PUBLIC")
+    owner.run("GRANT USAGE ON ALL SEQUENCES IN SCHEMA pulse TO PUBLIC")
+    (said,) = advice(owner)
+    assert "has rights on" in said
+    grant_sync(logins.dsn, {"worker": logins.names["worker"]})
+    assert advice(owner) == []
+    with psycopg.connect(logins.as_("producer")) as producer, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        producer.execute("DELETE FROM pulse.job")
+
+
 def test_where_nobody_may_call_new_functions_the_roles_may_after_their_grants(logins: Logins, owner: Window) -> None:
     # As ALTER DEFAULT PRIVILEGES ... REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC has it.
     owner.run("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pulse FROM PUBLIC")

@@ -127,6 +127,14 @@ def _rights(server: Server) -> Iterator[Finding]:
             "cancel and delete jobs, say: a restore without privileges leaves them so",
             "As the schema's owner, grant one of its roles its rights again: pulse-trio grants --worker ROLE",
         )
+    if server.open_tables:
+        yield Finding(
+            "error",
+            "rights",
+            f"every role that may use the schema has rights on {count_of(server.open_tables, 'table')}, views and sequences "
+            "counted, which nothing of pulse-trio gives it: default privileges of the owner's do, say",
+            "As the schema's owner, grant one of its roles its rights again: pulse-trio grants --worker ROLE",
+        )
     if server.missing and server.operates:
         yield Finding(
             "ok",

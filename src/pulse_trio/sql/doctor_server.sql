@@ -10,4 +10,7 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
        has_function_privilege(format('%%I.delete_jobs(bigint[])', :'schema')::regprocedure, 'EXECUTE'),
        -- Those that everybody may call, and should not.
        (SELECT count(*) FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
-        WHERE p.pronamespace = format('%%I', :'schema')::regnamespace AND a.grantee = 0 AND p.proname <> ALL (%(helpers)s::text[]))::int
+        WHERE p.pronamespace = format('%%I', :'schema')::regnamespace AND a.grantee = 0 AND p.proname <> ALL (%(helpers)s::text[]))::int,
+       -- Tables, views and sequences on which everybody has a right, by default privileges, say.
+       (SELECT count(DISTINCT c.oid) FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.relnamespace = format('%%I', :'schema')::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S') AND a.grantee = 0)::int

@@ -59,6 +59,8 @@ class Server:
     operates: bool = False
     open_functions: int = 0
     """How many functions every role may call that should be for those alone to which they are granted."""
+    open_tables: int = 0
+    """On how many tables, views and sequences every role has a right."""
 
 
 @dataclass(frozen=True, slots=True)
