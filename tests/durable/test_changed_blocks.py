@@ -310,6 +310,25 @@ async def test_a_job_that_is_cancelled_before_it_opens_its_block_again_cleans_up
     assert shop.done == ["begun", "undone"]
 
 
+@pytest.mark.parametrize(("old", "new"), [(None, "pay"), ("pay", None)])
+async def test_a_child_that_has_done_its_work_is_not_started_again_under_a_key_of_another_kind(
+    shop: Shop, old: str | None, new: str | None
+) -> None:
+    def starts_with(key: str | None) -> Body:
+        async def body(shop: Shop, job: Job) -> Any:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(shop.pay.options(child_key=key), 7)
+                nursery.start_soon(shop.pay.options(child_key="another"), 8)
+
+        return body
+
+    await shop.begin(starts_with(old))
+    await shop.confirm()
+    found = await shop.resume(starts_with(new))
+    assert (found["state"], shop.charged) == ("dead", [7, 8])
+    assert "an earlier attempt has started the same as child" in found["error"]
+
+
 @pytest.mark.parametrize("new", [a_step_instead, step_before, removed])
 async def test_a_job_that_is_cancelled_calls_nothing_new_where_its_block_was(shop: Shop, new: Body) -> None:
     """The cancellation waited for the block to be opened again. Meanwhile the new code went on, and the job was completed."""
