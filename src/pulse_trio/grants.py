@@ -160,6 +160,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "look_at_block",
         "end_block",
         "fail_block",
+        "children_like",
         "cancel_block",
         "restart_children",
         "members_of",

@@ -692,6 +692,18 @@ async def children_told_to_another_session(s: Scene) -> bool:
     return bool(await s.a.trees.members(fence(await parent_of_bs(s))))
 
 
+async def told_of_like_ones(s: Scene, claim: Claim) -> bool:
+    return bool(await s.a.trees.children_like(fence(claim), 0, [child().digest]))
+
+
+async def children_with_digests_told_to_an_earlier_attempt(s: Scene) -> bool:
+    return await told_of_like_ones(s, await stale_parent(s))
+
+
+async def children_with_digests_told_to_another_session(s: Scene) -> bool:
+    return await told_of_like_ones(s, await parent_of_bs(s))
+
+
 async def block_looked_at_by_an_earlier_attempt(s: Scene) -> bool:
     return (await s.a.trees.look(fence(await stale_parent(s)), 0)).refused != "lost"
 
@@ -855,6 +867,8 @@ TORN = [
     Torn("restart_children()", r"NOT j\.cancelling", child_restarted_by_a_job_that_is_being_cancelled),
     Torn("members_of()", r"p\.attempt = \$2", children_told_to_an_earlier_attempt),
     Torn("members_of()", r"p\.locked_by = \$3", children_told_to_another_session),
+    Torn("children_like()", r"p\.attempt = \$2", children_with_digests_told_to_an_earlier_attempt),
+    Torn("children_like()", r"p\.locked_by = \$3", children_with_digests_told_to_another_session),
     Torn("look_among()", r"j\.attempt = \$2", block_looked_at_by_an_earlier_attempt),
     Torn("look_among()", r"j\.locked_by = \$3", block_looked_at_by_another_session),
 ]  # fmt: skip

@@ -161,6 +161,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function mark_over": {},
     "function end_block": called_by("worker"),
     "function fail_block": called_by("worker"),
+    "function children_like": called_by("worker"),
     "function failed_of": {},
     "function look_slowly": called_by("worker"),
     "function lives_on": {},

@@ -467,6 +467,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "members",
         "end_block",
         "fail_block",
+        "children_like",
         "cancel_block",
         "restart_children",
         "recheck",

@@ -91,6 +91,8 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
             return parent | {"candidates": "{}"}
         case "end_block":
             return parent
+        case "children_like":
+            return parent | {"digests": "{}"}
         case "fail_block":
             return parent | {"ids": f"{{{job.id}}}"}
         case "members":
@@ -113,7 +115,7 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
 
 BOUNDS = {
     "write_lines": 90, "receive_events": 60, "suspend_jobs": 160, "start_children": 160, "look_at_block": 80, "members": 160,
-    "end_block": 80, "fail_block": 80, "begin_afresh": 80, "comes_after_deadline": 250,
+    "end_block": 80, "fail_block": 80, "children_like": 80, "begin_afresh": 80, "comes_after_deadline": 250,
     "cancel_block": 250, "recheck": 160, "end_overdue": 120, "look_slowly": 80, "send_event": 180,
 }  # fmt: skip
 """Pages, of which each probe of an index takes three or four. What was taken back before leaves dead entries, of which a few

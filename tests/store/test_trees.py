@@ -569,7 +569,7 @@ def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Datab
             ):
                 window.connection.execute(statement(name, "pulse"), asked).fetchall()
             ids = [row["job_id"] for row in window.run("SELECT job_id FROM member WHERE parent_id = %s", parent)]
-            for name in ("restart_children", "look_at_block", "end_block", "fail_block"):
+            for name in ("restart_children", "look_at_block", "end_block", "fail_block", "children_like"):
                 window.connection.execute(statement(name, "pulse"), asked | {"ids": ids}).fetchall()
             window.run("SELECT complete_jobs(ARRAY[%s::bigint])", parent)
             window.connection.execute(statement("recheck", "pulse"), asked).fetchall()

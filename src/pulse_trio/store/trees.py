@@ -174,6 +174,11 @@ class Trees:
         ((live, retried, refused),) = await self._run("end_block", _of(fence, block=block))
         return BlockEnd(bool(live), bool(retried), refused)
 
+    async def children_like(self, fence: Fence, block: int, digests: Sequence[bytes]) -> list[tuple[str, int, bytes]]:
+        """The keys and ids of the children of a block that have one of these digests, with that; of those that were not cut."""
+        found = await self._run("children_like", _of(fence, block=block, digests=_digests(digests)))
+        return [(key, job_id, bytes(digest)) for key, job_id, digest in found]
+
     async def fail_block(self, fence: Fence, block: int, failed: Sequence[int]) -> BlockFails:
         """Whether a block may fail of these children: none of them was retried. If so, none of its children goes back."""
         ((stands, refused),) = await self._run("fail_block", _of(fence, block=block, ids=numbers(failed)))
@@ -217,10 +222,14 @@ def _of(fence: Fence, **more: object) -> dict[str, object]:
     return {"parent": fence.id, "attempt": fence.attempt, "session": fence.session, **more}
 
 
+def _digests(digests: Sequence[bytes]) -> str:
+    return texts([rf"\x{digest.hex()}" for digest in digests])
+
+
 def _columns(children: Sequence[NewChild]) -> dict[str, object]:
     return {
         **request_columns([child.request for child in children]),
         "child_keys": texts([c.key for c in children]),
-        "digests": texts([rf"\x{c.digest.hex()}" for c in children]),
+        "digests": _digests([c.digest for c in children]),
         "reserved": numbers_if_any([c.job_id for c in children]),
     }

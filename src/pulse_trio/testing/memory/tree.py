@@ -292,6 +292,10 @@ class MemoryTree:
             return BlockEnd(live=False, retried=False, refused="lost")
         return BlockEnd(self._live(block), retried=False)
 
+    async def children_like(self, fence: Fence, block: int, digests: Sequence[bytes]) -> list[tuple[str, int, bytes]]:
+        await trio.lowlevel.checkpoint()
+        return []
+
     async def fail_block(self, fence: Fence, block: int, failed: Sequence[int]) -> BlockFails:
         await trio.lowlevel.checkpoint()
         return BlockFails(stands=self._held(fence), refused=None if self._held(fence) else "lost")

@@ -15,10 +15,11 @@ from ...records import State
 from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
-from .changed import check_blocks, check_keys
+from .changed import check_blocks
 from .children import Child, was_cut
 from .digests import Digests
 from .ear import WINDOW, Ear
+from .other_keys import check_keys
 from .seen import Seen
 from .tree_store import PAUSE, answered
 
@@ -138,7 +139,7 @@ class Block:
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
         trees, adopted, written = self.durable.parts.trees, list[Child[Any]](), list[Child[Any]]()
-        await check_keys(self, self._digests, batch)
+        await check_keys(self, batch)
         started = await answered(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
         for (child, _), row in zip(batch, started.children, strict=False):
             self._pending.popleft()

@@ -31,11 +31,9 @@ from .under_way import FAILED, open_scopes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ...store.trees import Member, NewChild
-    from .block import Block
+    from ...store.trees import Member
     from .calls import Call
     from .children import Child
-    from .digests import Digests
     from .durable import Durable
     from .unopened import Passed
 
@@ -129,33 +127,6 @@ def check_children(durable: Durable, call: Call, children: Iterable[Child[Any]])
                 f"job.version, or run it again from the beginning: pulse-trio jobs retry {job_id} --afresh"
             )
         )
-
-
-async def check_keys(block: Block, digests: Digests, batch: Sequence[tuple[Child[Any], NewChild]]) -> None:
-    """The block is about to start these children. Raises `ReplayMismatch` if one is a child of an earlier attempt by its kind
-    and arguments, which had no `child_key` and now has one, or the reverse: what that has done would be done again."""
-    durable = block.durable
-    resumed = durable.history.replay.resumed
-    if resumed is None or block.number not in resumed.blocks:
-        return
-    if digests.before is None:
-        digests.before = await block.members()
-    known = {member.key for member in digests.before}
-    left = {
-        member.digest: member for member in digests.before if member.key not in block.by_key and not was_cut(member)
-    }
-    for child, new in batch:
-        had = None if new.key in known else left.get(new.digest)
-        if had is not None and had.key.startswith("#") is not new.key.startswith("#"):
-            job_id = durable.running.claim.id
-            raise durable.fail(
-                ReplayMismatch(
-                    f"job {job_id}, child {new.key!r} ({child.kind}) is new, and an earlier attempt has started the same as "
-                    f"child {had.key!r}, job {had.job_id}, which this one has not started: what that does would be done again. "
-                    "The code gives its children other keys now: branch on job.version, or run it again from the beginning: "
-                    f"pulse-trio jobs retry {job_id} --afresh"
-                )
-            )
 
 
 def _is_cancelled(durable: Durable) -> bool:

@@ -12,7 +12,6 @@ from ...handlers.models import fields_of
 
 if TYPE_CHECKING:
     from ...handlers import Handler
-    from ...store.trees import Member
 
 _SIZE = 16
 
@@ -20,15 +19,13 @@ _SIZE = 16
 class Digests:
     """Of one block of a job. They are keyed by the job's id, so that equal arguments of two jobs do not look alike."""
 
-    __slots__ = ("_begun", "_by_key", "_salt", "before")
+    __slots__ = ("_begun", "_by_key", "_salt")
 
     def __init__(self, job_id: int) -> None:
         self._salt = str(job_id).encode()
         self._by_key: dict[str, bytes] = {}
         self._begun: dict[str, Any] = {}
         """The digest of each kind, to which the arguments are still to be added: to begin one anew takes longer than that."""
-        self.before: list[Member] | None = None
-        """The children of earlier attempts, once they were read."""
 
     def add(self, key: str, handler: Handler[..., Any], args: str) -> bytes:
         """The digest of the child `key`; `args` is JSON by name."""
