@@ -1,5 +1,7 @@
-"""Children that new code gives a `child_key`, or takes it from, while their block is open. A later attempt that starts such a child
-asks first, in one statement for up to 1,000 of them; one whose block has no children of earlier attempts asks for nothing."""
+"""Children that new code gives a `child_key`, or takes it from, while their block is open.
+
+A later attempt asks before it starts children again, in one statement for up to 1,000 of them. One whose block has none of
+earlier attempts asks for nothing."""
 
 from __future__ import annotations
 
