@@ -133,7 +133,10 @@ class WorkerSettings:
     lag_warning: float = _setting(
         1.0, "How long a handler may block the event loop before the worker logs it; 0 for never."
     )
-    connect_timeout: float = _setting(30.0, "How long `run` waits for the database if it is unavailable at the start.")
+    connect_timeout: float = _setting(
+        30.0,
+        "How long `run` waits at its start for a database that is unavailable (one that replaces itself waits on).",
+    )
     retention: float = _setting(7 * 86400.0, "How long finished jobs are kept.")
     unfit_patience: float = _setting(
         86400.0,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio import SyncClient
 from pulse_trio.testing.faults.processes import is_running
@@ -137,6 +139,27 @@ async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replac
         assert pid == worker.pid
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 0
+
+
+async def test_a_process_that_replaces_its_own_in_an_outage_waits_for_the_database(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """It ended after `connect_timeout`, as one that starts, and nobody started it again."""
+    enqueue(dsn, "swallows", folder=str(app))
+    times = ("--lease=3", "--heartbeat=1", "--cleanup=0.5", "--connect-timeout=1")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", *times)
+    await there(app / "began")
+    name = str(conninfo_to_dict(dsn)["dbname"])
+    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as server:
+        allow = SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+        server.execute(allow.format(Identifier(name), SQL("false")))
+        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        await worker.line(r"waiting for the database: ")
+        with trio.move_on_after(2.5):
+            raise AssertionError(f"it has ended with {await worker.ended()}: {worker.report()}")
+        server.execute(allow.format(Identifier(name), SQL("true")))
+    (after,) = enqueue(dsn, "who")
+    assert (await settled(dsn, after))[0] == "completed"
 
 
 async def test_a_stuck_job_is_reported_though_the_process_that_replaces_its_own_cannot_import_the_handlers(

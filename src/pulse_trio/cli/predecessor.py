@@ -33,11 +33,12 @@ _PAUSE = 0.25
 
 class Reported(NamedTuple):
     """What has become of it: `left` is not written yet. `ends`: the process was told to stop, so it ends now. `quiet`: it was
-    told to claim nothing more."""
+    told to claim nothing more. `succeeds`: there was such a process, and its database was there."""
 
     left: Sequence[Outcome] = ()
     ends: bool = False
     quiet: bool = False
+    succeeds: bool = False
 
 
 def report_for_predecessor() -> Reported:
@@ -50,7 +51,7 @@ def report_for_predecessor() -> Reported:
         left = trio.run(_report, address, outcomes) if outcomes else ()
         come |= signal.sigpending()
         ends = ends or not come.isdisjoint(HELD_UP)
-        return Reported(left, ends, quiet=signal.SIGUSR1 in come)
+        return Reported(left, ends, quiet=signal.SIGUSR1 in come, succeeds=True)
     finally:
         if ends:
             # Their default action would say another end than this one.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,6 +99,9 @@ def run(
         logs.set_up(as_json=as_json, verbose=verbose)
         return _ended_for_predecessor(reported)
     settings = load_settings(given)
+    if reported.succeeds:
+        # It is no start: as the worker that it replaces, it waits until the database is back. Nobody would start it again.
+        settings = replace(settings, connect_timeout=math.inf)
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for
     choice = choose_database(dsn)
@@ -194,7 +199,9 @@ class Run(ABC):
     def _say_waiting(self, error: DatabaseUnavailable) -> None:
         reason = headline(str(error))
         if reason != self._said:
-            logs.logger.warning("waiting for the database, up to %g s: %s", self.settings.connect_timeout, reason)
+            patience = self.settings.connect_timeout
+            how_long = f", up to {patience:g} s" if patience < math.inf else ""
+            logs.logger.warning("waiting for the database%s: %s", how_long, reason)
         self._said = reason
 
 
