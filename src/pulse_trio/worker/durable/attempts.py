@@ -268,6 +268,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         value = await call()
         _check_refused(durable)
         await check_end(durable)
+        durable.suspension.returning.is_given_up()
         if durable.history.replay.unopened.waits.undoing:
             await check_undone(durable)
         # Tasks in `job.nursery` may still make durable calls.
@@ -276,6 +277,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             if durable.running.cancel_reason is None:
                 await await_left_behind(durable)
     except BaseException as error:
+        durable.suspension.returning.is_given_up()
         with suppress(LinesRefused):
             _check_refused(durable)
         await _end_beside(durable, error)  # noqa: ASYNC102 -- it shields itself; a task that never ends is found as stuck

@@ -159,7 +159,8 @@ class Cancelling:
 
     def goes_on_live(self) -> None:
         """The replay is over, or no result waits for its turn."""
-        if self._durable.quiet.delivering.holds or (self.is_held_back and self._durable.suspension.returning.holds()):
+        waits = self.is_held_back and not self.noted and self._durable.suspension.returning.holds()
+        if self._durable.quiet.delivering.holds or waits:
             return
         reason, self._held_back = self._held_back, None
         if reason is not None:

@@ -41,6 +41,15 @@ _NAMED = 3
 """The most children that a message names."""
 
 
+async def goes_live(durable: Durable, call: Call) -> None:
+    """The call has no line: it is about to do its work. Raises `ReplayMismatch` as `check_blocks` does; where the job is being
+    cancelled, and that waits until the handler is back where it stood, it is cut short here."""
+    if durable.history.replay.unopened.suspects:
+        with durable.awaiting(call):
+            await check_blocks(durable, call)
+    await durable.suspension.returning.stands_at(call)
+
+
 async def check_blocks(durable: Durable, call: Call | None = None) -> None:
     """The handler is about to do something live, in this `call`. Raises `ReplayMismatch` if its main task has gone on without a
     block that an earlier attempt had open."""

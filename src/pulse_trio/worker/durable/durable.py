@@ -19,7 +19,7 @@ from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import Call, Turn
 from .cancelling import Cancelling
-from .changed import check_blocks
+from .changed import goes_live
 from .failures import Failures, mark
 from .history import History
 from .interrupted import explained, misfit, note_plain_failure
@@ -154,9 +154,7 @@ class Durable:
             except trio.Cancelled:
                 with self.awaiting(call):  # what struck is remembered: a clean-up may come next
                     raise
-            if replay.unopened.suspects:
-                with self.awaiting(call):
-                    await check_blocks(self, call)
+            await goes_live(self, call)
             return None
         try:
             replay.begin(call)
@@ -220,7 +218,7 @@ class Durable:
             with self.awaiting(call):
                 await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
                 await await_left_behind(self)  # by a scope that the replay has left
-                await check_blocks(self, call)
+                await goes_live(self, call)
                 if call.handles is not None and note_plain_failure(self, call):
                     await self.history.written()  # it began while other tasks had lines to come
         return call.line
@@ -366,6 +364,7 @@ class Durable:
         self.hand_out()
 
     def _goes_on_live(self) -> None:
+        self.suspension.returning.replay_is_over()
         for scope in self.scopes:
             scope.goes_on_live()
         for block in self.blocks:

@@ -1,7 +1,9 @@
-"""A later attempt on its way back to the blocks that those before had open, and a cancellation of its job that waits for that.
+"""A later attempt on its way back to where those before stood, and a cancellation of its job that waits for that.
 
-The replay may be over before: no line tells of an open block, and a handler may await something plain before it opens one. Cut
-short there it would not know of the children, and its compensation would leave what they have done.
+The replay may be over before: no line tells of an open block, nor of a wait or a step that had begun, and a handler may await
+something plain before it comes to one. Cut short there it would not know of the block's children, or stand before the `try:`
+whose compensation is to undo what a lost attempt had done in that step. A call of the handler that goes live meanwhile waits,
+and is cut short when every task stands in one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import trio
 from .own_tasks import own_task
 
 if TYPE_CHECKING:
+    from .calls import Call
     from .durable import Durable
 
 REOPENED_WITHIN = 5.0
@@ -27,13 +30,17 @@ for something again and again."""
 class Returning:
     """Of one attempt."""
 
-    __slots__ = ("_durable", "_is_back", "_timer")
+    __slots__ = ("_durable", "_had_blocks", "_has_called", "_is_back", "_over_since", "_timer")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self._timer: trio.CancelScope | None = None
         """Its deadline is when the cancellation comes wherever the handler is."""
         self._is_back = False
+        self._had_blocks = False
+        self._has_called = False
+        """Whether a call of the handler has gone live."""
+        self._over_since = math.inf
 
     def holds(self) -> bool:
         """Whether a cancellation of the job, which is there, waits."""
@@ -42,13 +49,38 @@ class Returning:
         if self._is_back or nursery is None:
             return False
         if self._timer is None:
-            if not durable.history.replay.unopened.awaited:
+            awaited = durable.history.replay.unopened.awaited
+            if not (awaited or self._is_on_its_way()):
                 return False
+            self._had_blocks = awaited
             self._timer = trio.CancelScope(deadline=trio.current_time() + REOPENED_WITHIN)
             nursery.start_soon(self._later, self._timer, name="a cancellation that waits for blocks")
-        elif not durable.history.replay.unopened.awaited:
+        elif self._had_blocks and not durable.history.replay.unopened.awaited:
             self._timer.deadline = min(self._timer.deadline, trio.current_time() + _OPEN_FOR)
         return True
+
+    def _is_on_its_way(self) -> bool:
+        """Whether the handler, whose history has lines, has come to no call since the last of them, a moment ago."""
+        resumed = self._durable.history.replay.resumed
+        if self._has_called or resumed is None or not resumed.last:
+            return False
+        return trio.current_time() < self._over_since + REOPENED_WITHIN and not self._durable.all_stand()
+
+    def replay_is_over(self) -> None:
+        """Its lines have been handed out."""
+        self._over_since = min(self._over_since, trio.current_time())
+
+    async def stands_at(self, call: Call) -> None:
+        """The call is about to go live. Where a cancellation waits it stands there, and is cut short when that comes. Not one
+        that the handler makes while it handles an exception, which may be the reason for it."""
+        self._has_called = True
+        if not self.held or call.handles is not None or self._durable.history.replay.unopened.awaited:
+            return
+        with self._durable.awaiting(call):
+            self.waits()
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with trio.move_on_after(REOPENED_WITHIN):  # not for ever: it may stand in a shield of the handler's
+                await trio.sleep_forever()
 
     @property
     def held(self) -> bool:
@@ -66,7 +98,8 @@ class Returning:
             self._goes_on()
 
     def is_given_up(self) -> None:
-        """The handler has gone on without such a block: its code has changed."""
+        """The handler has gone on without such a block, because its code has changed; or it has ended."""
+        self._has_called = True
         if self.held:
             self._goes_on()
 
