@@ -127,6 +127,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function wake": called_by("worker", "operator"),
     # Trees.
     "function block_ends": {},
+    "function end_is_read": {},
     "function cancel_below": {},
     "function cancel_block": called_by("worker"),
     "function cancel_children": {},

@@ -70,7 +70,8 @@ def unretried(place: Place, state: str, *, owes: bool = False) -> str | None:
         )
     return (
         f"Job {place.id} belongs to the tree of job {place.root_id}: its parent, job {place.parent_id}, has ended, is being "
-        f"cancelled, or has gone on after the block that started this job; retry job {place.root_id} when its tree is settled."
+        f"cancelled, or has gone on after the block that started this job, or after it has read how this one ended; retry job "
+        f"{place.root_id} when its tree is settled."
     )
 
 
