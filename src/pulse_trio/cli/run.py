@@ -91,7 +91,8 @@ def run(
     Every setting can also be given in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
     command line takes precedence, then the environment, then the file.
 
-    Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace period passed and jobs were released.
+    Exit codes: 0 drained, 1 an error (the database's fault, which may not have heard how jobs ended), 2 wrong usage, 3 the grace
+    period passed and jobs were released.
     """
     accept_lost_output()
     reported = report_for_predecessor()
@@ -267,6 +268,13 @@ class Deployment(Run):
         report = await _run_beside(self._line, worker)
         if self._orders is None:
             logs.logger.info("%s", summary(report))
+        if report.unwritten:
+            logs.logger.error(
+                "the database is away, and has not heard how %s of these ended: other workers rescue them when their leases "
+                "run out, and run them again",
+                count_of(report.unwritten, "job"),
+            )
+            return 1
         return RELEASED if report.released else 0
 
     def _launch(self, dsn: str) -> Launch:

@@ -59,10 +59,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker did in its life: jobs by outcome, and how many it released unfinished when it stopped."""
+    """What a worker did: jobs by outcome, how many it released unfinished as it stopped, and how many are `unwritten`."""
 
     ended: dict[str, int]
     released: int
+    unwritten: int = 0
 
 
 class Worker:
@@ -165,8 +166,7 @@ class Worker:
         self._plan = Plan(self.settings, terms, observer, burst, meter, spans, on_lease)
         self._declarations = Declarations(self._store.startup, handlers)
         self._stops = Stops()
-        self._parts: Parts | None = None
-        """Made when it runs."""
+        self._parts: Parts | None = None  # made when it runs
         self.ended_by: ResourceFailed | ResourceLost | None = None
         """Set before it ends, if a resource ends it."""
 
@@ -373,7 +373,7 @@ class Worker:
         return cancelled or self._stops.now.is_set() or parts.jobs.tally.released > 0
 
     def _closing_limit(self, parts: Parts) -> float:
-        """Seconds that all resources together may take to close."""
+        """Seconds that all resources may take to close."""
         return min(self.settings.cleanup, FAREWELL) if self._is_hurried(parts) else self.settings.cleanup
 
     def _farewell_limit(self, parts: Parts) -> float:
@@ -394,7 +394,7 @@ class Worker:
             ) from failed
         if failed is not None:
             raise failed
-        return WorkerReport(dict(tally.ended), tally.released)
+        return WorkerReport(dict(tally.ended), tally.released, parts.reports.pending)
 
     def _job_suspected(self, job_id: int, kind: str, crashes: int) -> None:
         self._plan.observer.emit(JobQuarantined(job_id, kind, crashes))
