@@ -91,8 +91,8 @@ def run(
     Every setting can also be given in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
     command line takes precedence, then the environment, then the file.
 
-    Exit codes: 0 drained, 1 an error (the database's fault, which may not have heard how jobs ended), 2 wrong usage, 3 the grace
-    period passed and jobs were released.
+    Exit codes: 0 drained, 1 an error (the database's fault, which may not have heard how jobs ended), 2 wrong usage, 3 the
+    grace period passed and jobs were released.
     """
     accept_lost_output()
     reported = report_for_predecessor()
