@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from pulse_trio.testing.faults.processes import is_running
 from support.workers import RUN, enqueue, rows, settled, until
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pulse_trio.testing.faults.processes import Processes
 
 APP = """
@@ -141,6 +144,32 @@ async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replac
     assert await worker.ended() == 0
 
 
+@contextmanager
+def out_of_reach(dsn: str) -> Generator[None]:
+    """The database of the test takes no connections while the block is open, and those that it had are gone."""
+    name, allow = str(conninfo_to_dict(dsn)["dbname"]), SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as server:
+        server.execute(allow.format(Identifier(name), SQL("false")))
+        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        yield
+        server.execute(allow.format(Identifier(name), SQL("true")))
+
+
+async def test_a_worker_that_stops_in_an_outage_says_what_it_could_not_write(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """It said that the job was completed, and that all was well."""
+    enqueue(dsn, "waits", folder=str(app))
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=6", "--heartbeat=2")
+    await there(app / "waiting")
+    with out_of_reach(dsn):
+        (app / "go").write_text("go")
+        await worker.line(r"database lost \(settler\)")
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 1, worker.report()
+    assert "has not heard how 1 job of these ended" in worker.stderr
+
+
 async def test_a_process_that_replaces_its_own_in_an_outage_waits_for_the_database(
     dsn: str, processes: Processes, app: Path
 ) -> None:
@@ -149,15 +178,10 @@ async def test_a_process_that_replaces_its_own_in_an_outage_waits_for_the_databa
     times = ("--lease=3", "--heartbeat=1", "--cleanup=0.5", "--connect-timeout=1")
     worker = await processes.command(*RUN, f"--dsn={dsn}", *times)
     await there(app / "began")
-    name = str(conninfo_to_dict(dsn)["dbname"])
-    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as server:
-        allow = SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
-        server.execute(allow.format(Identifier(name), SQL("false")))
-        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+    with out_of_reach(dsn):
         await worker.line(r"waiting for the database: ")
         with trio.move_on_after(2.5):
             raise AssertionError(f"it has ended with {await worker.ended()}: {worker.report()}")
-        server.execute(allow.format(Identifier(name), SQL("true")))
     (after,) = enqueue(dsn, "who")
     assert (await settled(dsn, after))[0] == "completed"
 
