@@ -64,7 +64,7 @@ async def drained(dsn: str, handlers: Handlers, report: WorkerReport, settings: 
     suspended: dict[int, str] = {}
     if grows_trees(handlers):
         suspended = await anyio.to_thread.run_sync(_suspended_jobs_of, dsn, settings.get("schema", "pulse"))
-    return DrainReport(report.ended, report.released, suspended)
+    return DrainReport(report.ended, report.released, suspended, unwritten=report.unwritten)
 
 
 def _suspended_jobs_of(dsn: str, schema: str) -> dict[int, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -63,7 +63,7 @@ class WorkerReport:
 
     ended: dict[str, int]
     released: int
-    unwritten: int = 0
+    unwritten: int = field(default=0, kw_only=True)
 
 
 class Worker:
@@ -394,7 +394,7 @@ class Worker:
             ) from failed
         if failed is not None:
             raise failed
-        return WorkerReport(dict(tally.ended), tally.released, parts.reports.pending)
+        return WorkerReport(dict(tally.ended), tally.released, unwritten=parts.reports.pending)
 
     def _job_suspected(self, job_id: int, kind: str, crashes: int) -> None:
         self._plan.observer.emit(JobQuarantined(job_id, kind, crashes))
