@@ -126,7 +126,9 @@ async def test_a_wait_has_an_end_of_its_own(dsn: str) -> None:
         for timeout in (0, 0.05):
             with pytest.raises(TimeoutError, match=rf"Job {ref.id} did not finish within {timeout} s\.") as late:
                 await ref.wait(timeout)
-            assert str(late.value).endswith(f"What it waits for: pulse-trio jobs show {ref.id}")
+            # On a loaded machine 50 ms may be too short for an answer.
+            said = (f"What it waits for: pulse-trio jobs show {ref.id}", "The database had not answered by then.")
+            assert str(late.value).endswith(said)
         for timeout in (-1, float("nan")):
             with pytest.raises(InvalidArguments, match="seconds from 0 on"):
                 await ref.wait(timeout)
