@@ -40,7 +40,8 @@ def sent() -> Generator[list[Any]]:
     sentry_sdk.init(dsn="https://key@localhost/1", transport=Kept, default_integrations=False)
     yield Kept.events
     sentry_sdk.get_client().close()
-    sentry_sdk.init()
+    # Without integrations: those of the default stay in this process, and read the bodies of the requests of later tests.
+    sentry_sdk.init(default_integrations=False)
 
 
 def the_pages_instrument(folder: Path) -> Any:
