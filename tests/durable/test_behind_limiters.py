@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
-from pulse_trio.worker.durable import resuming
+from pulse_trio.worker.durable import durable, resuming
+from support.turns import PlainAwait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,10 +236,20 @@ async def test_a_task_that_has_a_lock_and_polls_for_the_end_of_a_child_goes_on(
     assert polled == [2]
 
 
-async def test_a_scope_that_its_own_task_cuts_short_waits_for_that_task_again(trees: Trees) -> None:
+async def test_a_scope_that_its_own_task_cuts_short_waits_for_that_task_again(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others wait for their lines and for a limiter meanwhile. The scope was cut short at once, before the code in it that
     its task had run by then: `UnboundLocalError` of what it had assigned there, or one attempt after the other began anew."""
     found: list[int] = []
+    plain = PlainAwait()
+
+    def looked(*given: Any) -> bool:
+        begins_anew = resuming.give_way(*given)
+        plain.end()
+        return begins_anew
+
+    monkeypatch.setattr(durable, "give_way", looked)
 
     async def answers(job: Job, said: trio.Event) -> None:
         await said.wait()
@@ -257,7 +268,8 @@ async def test_a_scope_that_its_own_task_cuts_short_waits_for_that_task_again(tr
             nursery.start_soon(ask, "a")
             nursery.start_soon(ask, "b")
             with job.move_on_after(60, key="patience") as patience:
-                await trio.sleep(0.1)
+                if job.attempt > 1:
+                    await plain.wait()  # until the others have looked whether all wait
                 found.append(job.attempt)
                 patience.cancel()
                 await trio.sleep_forever()

@@ -299,7 +299,7 @@ async def test_a_job_that_is_cancelled_before_it_opens_its_block_again_cleans_up
             return await block(shop, job)
         except trio.Cancelled:
             with job.cleanup():
-                await job.step(shop.note, "undone")  # noqa: ASYNC102
+                await job.step(shop.note, "undone")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     await shop.begin(careful)
@@ -341,7 +341,7 @@ async def test_a_job_that_is_cancelled_calls_nothing_new_where_its_block_was(sho
                 return await body(shop, job)
             except trio.Cancelled:
                 with job.cleanup():
-                    await job.step(shop.note, "undone")  # noqa: ASYNC102
+                    await job.step(shop.note, "undone")  # noqa: ASYNC102 -- job.cleanup() is the shield
                 raise
 
         return order

@@ -52,8 +52,11 @@ class Histories:
                 return Written(set(), set(), {(one.claim.id, one.claim.attempt): said})
 
             parts = await each_alone(lines, write, alone)
-        stand, locked = ({one for part in parts for one in part[found]} for found in range(2))
-        return Written(stand, locked, {one: said for part in parts for one, said in part.refused.items()})
+        return Written(
+            {one for part in parts for one in part.stand},
+            {one for part in parts for one in part.locked},
+            {one: said for part in parts for one, said in part.refused.items()},
+        )
 
     async def _write(self, connection: TrioConnection[Any], some: Sequence[Lines]) -> Written:
         cursor = await connection.execute(statement("write_lines", self._schema), parameters(some), prepare=True)

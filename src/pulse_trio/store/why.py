@@ -125,7 +125,7 @@ def _suspended(facts: Facts) -> Iterator[Reason]:
         yield Reason("event", f"It waits for the event {shown(event)}.", until)
     if facts.blocks:
         # Those that it watches: it may wait for others, too.
-        text = f"It waits for jobs that it started{_named(facts.children).replace(':', ', among them', 1)}."
+        text = f"It waits for jobs that it started{_named(facts.children, ', among them')}."
         yield Reason("children", text, None if facts.events else until, jobs=tuple(facts.children))
     if not facts.events and not facts.blocks:
         yield Reason("sleep", f"It sleeps: it goes on in {duration(max(0.0, facts.due_in))}.", until)
@@ -222,11 +222,11 @@ def _turn(facts: Facts) -> Iterator[Reason]:
         yield Reason("next", f"It is due, and a worker with a free slot serves its queue{ahead}.")
 
 
-def _named(ids: Sequence[int]) -> str:
+def _named(ids: Sequence[int], lead: str = ":") -> str:
     if not ids:
         return ""
     first = ", ".join(f"{job_id}" for job_id in ids[:3])
-    return f": {first}" + (f" and {len(ids) - 3:,} more" if len(ids) > 3 else "")
+    return f"{lead} {first}" + (f" and {len(ids) - 3:,} more" if len(ids) > 3 else "")
 
 
 def _rate(count: float | None, seconds: float | None) -> str:

@@ -54,7 +54,7 @@ class Returning:
                 return False
             self._had_blocks = awaited
             self._timer = trio.CancelScope(deadline=trio.current_time() + REOPENED_WITHIN)
-            nursery.start_soon(self._later, self._timer, name="a cancellation that waits for blocks")
+            nursery.start_soon(self._later, self._timer, name="a cancellation that waits until the handler is back")
         elif self._had_blocks and not durable.history.replay.unopened.awaited:
             self._timer.deadline = min(self._timer.deadline, trio.current_time() + _OPEN_FOR)
         return True
