@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pulse_trio.postgres import TrioConnection
+
 if TYPE_CHECKING:
     from pulse_trio.testing.faults.processes import Processes
 
     from .conftest import Command
+
+CUT_OFF = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name = 'canceller' AND EXISTS (SELECT FROM pulse.cancellation)
+"""
+"""Ends the command's connection once its request is in the ledger."""
+
+WAITS = "the cancellation is requested; waiting for the database"
 
 
 async def test_waiting_jobs_are_cancelled_at_once(command: Command) -> None:
@@ -43,3 +53,21 @@ async def test_a_reason_that_is_too_long_is_the_callers_fault(command: Command) 
     job_id = (await command("enqueue", "greet")).stdout.strip()
     refused = await command("jobs", "cancel", job_id, "--reason", "x" * 1001, code=2)
     assert "the limit is 1000" in refused.stderr
+
+
+@pytest.mark.usefixtures("app")
+async def test_wait_outlasts_a_restart_of_the_database(processes: Processes, command: Command, dsn: str) -> None:
+    """It died of the lost connection, though the cancellation was in the ledger."""
+    job_id = (await command("enqueue", "wait")).stdout.strip()
+    worker = await processes.command("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    await worker.line("waiting")
+    worker.stop()
+    waiting = await processes.command(
+        "jobs", "cancel", job_id, "--wait", env={"PULSE_TRIO_DSN": dsn, "PGAPPNAME": "canceller"}
+    )
+    async with await TrioConnection.connect(dsn, autocommit=True) as connection:
+        while WAITS not in waiting.stderr:
+            await connection.execute(CUT_OFF)
+    worker.go_on()
+    assert await waiting.ended() == 0, waiting.report()
+    assert waiting.stdout == f"{job_id} cancelled\n"

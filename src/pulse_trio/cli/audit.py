@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..text import local_time
-from .database import open_store
+from .database import READING, open_store
 from .filters import MOMENT
 from .jobs import JOB_ID
 from .options import dsn_option, json_option, page_limit_option, schema_option
@@ -57,7 +57,7 @@ def audit(
     The role is the database's login; the actor is the name that its program gave (--as, or `open_client(actor=...)`).
     The lines outlast the jobs.
     """
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.audit(act=act, job=job, role=role, actor=actor, target=target, since=since, limit=limit)
     if as_json:
         print_json(found)

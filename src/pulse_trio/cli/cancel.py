@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..states import FINISHED
-from .database import open_store
+from .database import open_store, outlast
 from .jobs import JOB_ID
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
@@ -53,7 +53,8 @@ def cancel_jobs(
         results = client.cancel_many(job_ids, reason=reason, now=now)
         _say(job_ids, results)
         if wait:
-            results = client.ended(results)
+            requested = results
+            results = outlast(client, dsn, schema, lambda each: each.ended(requested), "the cancellation is requested")
     if as_json:
         print_json(results)
     for result in [] if as_json else results:

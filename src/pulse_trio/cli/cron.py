@@ -8,7 +8,7 @@ import click
 
 from ..store import schedules
 from ..text import ago, duration, headline, local_time, utc_now
-from .database import open_store
+from .database import READING, open_store
 from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
@@ -38,7 +38,7 @@ def list_schedules(schema: str | None, dsn: str | None, as_json: bool) -> None:
     "declared" says how many live workers have the schedule in their code; "by nobody" means that newer code no longer has
     it. Such a schedule still fires until you remove it.
     """
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.schedules()
     if as_json:
         print_json(found)
@@ -152,7 +152,7 @@ def remove_schedule(name: str, schema: str | None, dsn: str | None, as_json: boo
 @json_option
 def list_fires(name: str, limit: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """List the occurrences of a schedule that were fired, latest first, with their jobs."""
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.fires(name, limit=limit)
     if as_json:
         print_json(found)

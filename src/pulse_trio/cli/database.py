@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 import trio
@@ -15,9 +16,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..client import SyncClient
 from ..embedded import embedded_server, open_embedded
-from ..errors import ConfigurationError, SchemaError
+from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from ..migrate import check_sync, migrate_sync
-from ..postgres import PINNED, connect_sync
+from ..postgres import PINNED, connect_sync, reconnect_delay
 from ..postgres.dsn import redact, shown_dsn
 from ..settings import file_dsn, load_settings
 from .options import chosen_actor
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 
     from ..embedded import EmbeddedServer
 
+T = TypeVar("T")
+
 EXAMPLE = "postgresql://user@host:5432/database"
+
+READING = PINNED | {"statement_timeout": "30s"}
+"""The settings of a command that only reads: where somebody has locked a table, it ends with an error that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +163,22 @@ def open_store(
             check_sync(address, name, pins)
         with connect_sync(address, pins) as connection:
             yield SyncClient(connection, schema=name, actor=chosen_actor())
+
+
+def outlast(client: SyncClient, dsn: str | None, schema: str | None, wait: Callable[[SyncClient], T], begun: str) -> T:
+    """What `wait` returns. It is called again, with another client, after the database could not be reached: `begun` is what was
+    done before, for the notice."""
+    failures = 0
+    while True:
+        try:
+            if not failures:
+                return wait(client)
+            # As if it was given on the command line: which database it is was said.
+            with open_store(choose_database(dsn).dsn, schema) as another:
+                failures = 1
+                return wait(another)
+        except DatabaseUnavailable as error:
+            if failures < 2:
+                notice(f"{begun}; waiting for the database: {error}")
+        time.sleep(reconnect_delay(failures))
+        failures += 1

@@ -11,10 +11,11 @@ from ..errors import TookTooLong
 from ..plain import plain
 from ..states import FINISHED
 from ..store import family, health, history, life, operations
+from ..store.refusals import ASK_WHO
 from ..text import ago, duration, headline, utc_now
 from . import timeline
 from .acting import Action
-from .database import open_store
+from .database import READING, open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
@@ -62,7 +63,7 @@ def list_jobs(
 ) -> None:
     """List jobs, those that were enqueued last first."""
     chosen = filter_of(given)
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         try:
             if as_json:
                 print_json(client.jobs(limit=limit, before=before, timeout=timeout, **chosen))
@@ -78,7 +79,7 @@ def list_jobs(
         except TookTooLong:
             raise TookTooLong(
                 f"The list took longer than {timeout:g} s and was stopped. Narrow it (--state dead, --since 1h, --queue), "
-                f"page it (--before), or raise the limit (--timeout)."
+                f"page it (--before), or raise the limit (--timeout). {ASK_WHO}"
             ) from None
     columns = COLUMNS
     if any(key is not None for key in keys):
@@ -117,7 +118,7 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
     Of a durable job also its steps with their results, and its events with their payloads, those included that it was sent
     and has not received: shortened to a line each, and whole with --json.
     """
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
         cancellations = client.cancellations(job_id)

@@ -12,7 +12,7 @@ from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
 from ..store import watching
 from ..text import ago, count_of, duration, utc_now
-from .database import open_store
+from .database import READING, open_store
 from .options import Number, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
@@ -70,7 +70,7 @@ def list_queues(
             raise UsageError("Give --kinds or --by-key, not both.")
         _list_keys(by_key or None, limit, schema, dsn, as_json)
         return
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         paused = client.run(store.paused_kinds())
         depths = None if kinds else client.run(watching.listed())
     found = [] if depths is None else depths.queues
@@ -102,7 +102,7 @@ def list_queues(
 
 
 def _list_keys(queue: str | None, limit: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.queue_keys(queue, limit=limit)
     if as_json:
         print_json(found)

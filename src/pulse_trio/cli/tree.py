@@ -9,7 +9,7 @@ import click
 from ..store import family
 from ..store.branches import branches, standing
 from ..text import ago, headline, shown, utc_now
-from .database import open_store
+from .database import READING, open_store
 from .jobs import JOB_ID
 from .options import WholeNumber, dsn_option, json_option, schema_option
 from .output import notice, print_json
@@ -39,7 +39,7 @@ def show_tree(job_id: int, limit: int, schema: str | None, dsn: str | None, as_j
     ID is any job of the tree. Of many siblings that have ended, 20 are shown, dead and cancelled ones first, and the others
     counted.
     """
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.tree(job_id, limit=limit)
     if as_json:
         print_json(found)

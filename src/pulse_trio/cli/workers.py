@@ -6,7 +6,7 @@ import click
 
 from ..store import operations
 from ..text import ago, duration, utc_now
-from .database import open_store
+from .database import READING, open_store
 from .options import dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
 
@@ -22,7 +22,7 @@ STYLES = {"running": "green", "draining": "blue", "stale": "red", "gone": "dim"}
 @json_option
 def workers(gone: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """List workers, newest first."""
-    with open_store(dsn, schema) as client:
+    with open_store(dsn, schema, pins=READING) as client:
         found = client.run(operations.workers(gone=gone))
     if as_json:
         print_json(found)

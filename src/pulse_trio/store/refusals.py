@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from ..errors import PulseTrioError
 
+ASK_WHO = "If a table is locked, pulse-trio doctor says by whom."
+"""The end of an error about a statement that took too long."""
+
 
 class Deadlocked(DatabaseUnavailable):
     """PostgreSQL ended this transaction (or what came after its last savepoint) to end a deadlock."""
@@ -75,7 +78,8 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.DeadlockDetected():
             return Deadlocked(f"The database ended a deadlock ({headline}). The writes were rolled back: try again.")
         case psycopg.errors.QueryCanceled():
-            return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
+            who = f" {ASK_WHO}" if "timeout" in headline else ""
+            return TookTooLong(f"The database stopped that, because it took too long ({headline}).{who}")
         case _:
             return DatabaseUnavailable(f"The database could not do that: {disk_full(error) or headline}")
 
