@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 BEGUN = "0:begun"
 """The key of the moments that say so: their name is the number of a line, or `=` and the key of a call, their value that of
-the last line which had been handed out when the call began; or `-` and the key of a scope, with the same of its end. Workers
-of versions before read those with a number."""
+the last line which had been handed out when the call began; or `+` or `-` and the key of a scope, with the same of its opening
+or its end. Workers of versions before read those with a number."""
 
 
 class Begun:
@@ -124,8 +124,13 @@ def _left(lines: Sequence[Line]) -> list[tuple[int, str]]:
 
 
 def _struck(lines: Sequence[Line]) -> list[tuple[int, int, str]]:
-    """The remembered scopes that have struck: the number of the moment that each wrote as it was opened, that of its line, and
-    its key. Lines between the two were handed out when it was open."""
-    opened = {line.key: line.line for line in lines if line.kind is Kind.MOMENT and line.name}
+    """The remembered scopes that have struck: after which line each was opened, the number of its own line, and its key. Lines
+    between the two were handed out when it was open. It was opened after the line before its moment, or earlier: results that
+    waited for their turn had lines already."""
+    moments = [line for line in lines if line.kind is Kind.MOMENT and line.name]
+    opened = {line.key: line.line for line in moments}
+    opened |= {
+        line.name[1:]: int(float(line.value or 0)) for line in moments if line.key == BEGUN and line.name[0] == "+"
+    }
     struck = [line for line in lines if line.kind is Kind.SCOPE_CANCELLED and not is_body(line.key)]
     return [(opened[line.key], line.line, line.key) for line in struck if opened.get(line.key, line.line) < line.line]

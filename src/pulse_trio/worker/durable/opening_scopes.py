@@ -79,7 +79,7 @@ class OpenScope:
         if durable.keys.in_main and durable.keys.beyond:
             # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
             durable.history.replay.moments.pop(name, None)
-        durable.quiet.begun.opens(name)
+        durable.quiet.opens_scope(name)
         until = durable.moment(name, self._seconds, innermost(durable) or OUTERMOST)
         return Scope(durable, name, until).opened(too_slow=self._too_slow(name))
 

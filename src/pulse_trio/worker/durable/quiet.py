@@ -117,6 +117,14 @@ class Quiet:
         handed out meanwhile: that of a scope which the handler has cut short."""
         self.begun.begins(call.key, self.delivering.before_results(self._durable.history.replay.latest))
 
+    def opens_scope(self, key: str) -> None:
+        """The task opens a remembered scope, whose moment gets the next line. Results that wait for their turn have lower
+        numbers, and come after it."""
+        self.begun.opens(key)
+        history, before = self._durable.history, self.delivering.before_results
+        if history.replay.over and self.has_others() and before(history.latest) < history.latest:
+            history.hold(Kind.MOMENT, BEGUN, f"+{key}", repr(float(before(history.replay.latest))))
+
     def leaves_scope(self, key: str, *, struck: bool) -> None:
         """The task leaves a remembered scope, which has `struck` or not."""
         self.begun.leaves(key)
