@@ -128,7 +128,7 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
 ) -> None:
     """The loser's step had its line, and its plain code is slower in the next attempt: the winner cut it short before it came
     to the step, and the job was dead."""
-    plain, asks, cut, closed, scopes = PlainAwait(), trio.Event(), trio.Event(), trio.Event(), list[DurableScope]()
+    plain, asks = PlainAwait(), trio.Event()
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:

@@ -166,8 +166,8 @@ def open_store(
 
 
 def outlast(client: SyncClient, dsn: str | None, schema: str | None, wait: Callable[[SyncClient], T], begun: str) -> T:
-    """What `wait` returns. It is called again, with another client, after the database could not be reached: `begun` is what was
-    done before, for the notice."""
+    """What `wait` returns. It is called again, with another client, after the database could not be reached: `begun` is what
+    was done before, for the notice."""
     failures = 0
     while True:
         try:
