@@ -45,7 +45,7 @@ EXPECTED = re.compile(
 )
 """Errors that attempts may end with."""
 UNDONE_BEFORE = "An attempt before failed of plain code"
-"""What an attempt ends with that goes on as if nothing had been undone; the failure of a group may not fit into its first line."""
+"""What an attempt ends with that goes on as if nothing had been undone. The first line may have no room for what failed."""
 BEGUN_TO_UNDO = "and had begun to undo what it did when its worker was lost"
 HISTORY = "SELECT line, kind, key, name, left(value::text, 300) AS value, attempt FROM history WHERE job_id = %s ORDER BY line"
 
