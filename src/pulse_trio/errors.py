@@ -22,6 +22,17 @@ class PulseTrioError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException would call the class with the message alone, and an error that is more than that could not be read in
+        # another process: a `multiprocessing.Pool` waits for ever then.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[PulseTrioError], args: tuple[Any, ...], state: dict[str, Any]) -> PulseTrioError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
 
 class UsageError(PulseTrioError):
     """The caller's fault; the message says what to do. Nothing was written."""
@@ -130,10 +141,6 @@ class JobError(PulseTrioError):
         super().__init__(message)
         self.job = job
 
-    def __reduce__(self) -> tuple[type[JobError], tuple[str, JobRecord]]:
-        # BaseException would recreate it from the message alone (in another process, for example).
-        return type(self), (str(self), self.job)
-
 
 class JobFailed(JobError):
     """The job is dead: its last attempt failed and its budget is used up. The message holds the last error."""
@@ -164,13 +171,6 @@ class StepFailed(PulseTrioError):
     def __init__(self, message: str, *, step: str = "") -> None:
         super().__init__(message)
         self.step = step
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _step_failed, (str(self), self.step)
-
-
-def _step_failed(message: str, step: str) -> StepFailed:
-    return StepFailed(message, step=step)
 
 
 class ReplayMismatch(PulseTrioError):

@@ -122,7 +122,8 @@ class Case(NamedTuple):
     last_crash: bool = False
     """With this crash it has died alone as often as its `crash_limit` allows."""
     given_up: bool = False
-    """Its arguments have fitted no worker for as long as the setting `unfit_patience`."""
+    """Its arguments have fitted no worker for as long as the setting `unfit_patience`. Of one that is being cancelled that
+    decides nothing: its history may say what is to be undone."""
 
 
 class Rule(NamedTuple):
@@ -193,7 +194,7 @@ def decision_of(case: Case) -> Decision:
             break
     else:
         raise ValueError(f"unknown outcome {case.outcome!r}")
-    given_up = case.given_up and case.outcome == "released"
+    given_up = case.given_up and case.outcome == "released" and not case.cancelling
     outcome = "discarded" if given_up else _LISTED_AS.get(case.outcome, case.outcome)
     return Decision(
         rule.event,

@@ -139,6 +139,24 @@ async def test_output_that_cannot_be_written_is_said_to_be(
     assert "bug" not in running.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_output_of_which_a_part_alone_is_taken_is_said_to_be(unbuffered: str, processes: Processes) -> None:
+    """With PYTHONUNBUFFERED the rest was lost, and the exit code was 0: a disk that fills up, a limit, a pipe that does not
+    block, a reader that goes."""
+    environment = {"PATH": search_path(), "PYTHONUNBUFFERED": unbuffered}
+    full = "(ulimit -f 64; pulse-trio migrate --sql >part; echo code $? >&2)"
+    gone = "{ pulse-trio migrate --sql; echo code $? >&2; } | head -c 1"
+    limited = await processes.start("bash", "-c", full, env=environment)
+    left = await processes.start("bash", "-c", gone, env=environment)
+    assert await limited.ended() == 0
+    assert limited.stderr.splitlines() == [
+        "pulse-trio: the output could not be written to stdout: File too large",
+        "code 1",
+    ]
+    assert await left.ended() == 0
+    assert left.stderr == "code 141\n"
+
+
 async def test_without_a_dsn_the_embedded_database_is_used_said_and_migrated(
     tmp_path_short: Path, forker: Forker
 ) -> None:

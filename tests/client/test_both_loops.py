@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import psycopg
 import pytest
 
-from pulse_trio import DatabaseUnavailable, Handlers, State, open_client
+from pulse_trio import DatabaseUnavailable, Handlers, State, UsageError, open_client
 from pulse_trio.postgres import TrioConnection
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pulse_trio import JobRef
+
+CLOSED = "The client is closed: the block of its open_client() has ended."
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 
@@ -132,3 +136,48 @@ async def test_a_schedule_is_made_run_and_removed(dsn: str, anyio_backend: str) 
             await client.using(connection).schedule("other", add, {"a": 1}, every=60)
             await connection.rollback()
         assert [found.name for found in await client.schedules()] == ["hourly"]
+
+
+async def test_connections_that_a_restart_has_cut_fail_no_call(dsn: str, window: Window) -> None:
+    """On asyncio each of the pool's connections failed one, however long the database was back."""
+    async with open_client(dsn, max_connections=4) as client:
+
+        async def enqueue() -> None:
+            await client.enqueue(add, 1)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(enqueue)
+        cut = window.value(
+            "SELECT count(*) FROM (SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()) t"
+        )
+        assert cut > 1
+        for _ in range(cut):
+            await client.enqueue(add, 2)
+
+
+@pytest.mark.parametrize("limit", [None, 60])
+async def test_a_wait_ends_with_its_clients_block(limit: float | None, dsn: str) -> None:
+    """It went on for ever, though the job had ended."""
+    errors: list[str] = []
+
+    async def wait(ref: JobRef[int]) -> None:
+        with pytest.raises(UsageError) as raised:
+            await ref.wait(limit)
+        errors.append(str(raised.value))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks, open_client(dsn) as client:
+            ref = await client.enqueue(add.options(delay=999), 1)
+            tasks.start_soon(wait, ref)
+            await anyio.wait_all_tasks_blocked()
+    assert errors == [CLOSED]
+
+
+async def test_a_closed_client_does_nothing_more(dsn: str) -> None:
+    async with open_client(dsn) as client:
+        ref = await client.enqueue(add.options(delay=999), 1)
+    for call in (client.enqueue(add, 1), ref.status(), ref.wait(), client.enqueue_many([add.request(1)])):
+        with pytest.raises(UsageError, match=re.escape(CLOSED)):
+            await call

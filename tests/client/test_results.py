@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -129,9 +130,11 @@ async def test_a_wait_has_an_end_of_its_own(dsn: str) -> None:
             # On a loaded machine 50 ms may be too short for an answer.
             said = (f"What it waits for: pulse-trio jobs show {ref.id}", "The database had not answered by then.")
             assert str(late.value).endswith(said)
-        for timeout in (-1, float("nan")):
+        for timeout in (-1, float("nan"), float("inf"), "1", True, timedelta(seconds=1)):
             with pytest.raises(InvalidArguments, match="seconds from 0 on"):
-                await ref.wait(timeout)
+                await ref.wait(cast("float", timeout))
+            with pytest.raises(InvalidArguments, match="seconds from 0 on"):
+                SyncClient(dsn).wait(ref.id, cast("float", timeout))
         assert (await ref.status()) is State.AVAILABLE
 
 

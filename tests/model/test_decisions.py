@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 CONDITIONS: dict[str, Callable[[Case], bool]] = {
     "j.cancelling": lambda case: case.cancelling,
-    # Computed for releases only.
-    "u.given_up": lambda case: case.given_up and case.outcome == "released",
+    # Computed for releases only, and not of jobs that are being cancelled.
+    "u.given_up": lambda case: case.given_up and case.outcome == "released" and not case.cancelling,
     "j.deaths + 1 >= c.crash_limit": lambda case: case.last_crash,
     "j.attempt < j.max_attempts": lambda case: not case.last_attempt,
 }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from starlette.routing import Route
 
 from pulse_trio import SyncClient
 from pulse_trio.lines import Kind
-from pulse_trio.web import User, create_app
+from pulse_trio.postgres import TrioConnection
+from pulse_trio.web import User, create_app, database
 from pulse_trio.web.reading.job import LONGEST, TOO_LONG
 from pulse_trio.web.security import HIDDEN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
@@ -218,6 +222,28 @@ async def test_a_database_that_is_away_is_a_503_that_says_so() -> None:
     assert (page.status_code, twin.status_code) == (503, 503)
     assert "The database is away" in page.text
     assert twin.json()["title"] == "The database is away"
+
+
+@pytest.mark.anyio
+async def test_a_server_that_does_not_answer_is_away(
+    dsn: str, window: Window, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends no statement then: the page waited for ever."""
+    monkeypatch.setattr(database, "_MOST_STATEMENTS", 0)
+    monkeypatch.setattr(database, "PATIENCE_TO_CONNECT", 1)
+    for name in ("cancel_timeout", "cleanup_timeout"):
+        monkeypatch.setattr(TrioConnection, name, 0.1)
+    async with open_site(dsn) as site:
+        assert (await site.get("/jobs")).status_code == 200
+        of_page = window.value("SELECT pid FROM pg_stat_activity WHERE application_name = 'pulse-trio web'")
+        os.kill(of_page, signal.SIGSTOP)
+        try:
+            with anyio.fail_after(30):
+                page = await site.get("/jobs")
+        finally:
+            os.kill(of_page, signal.SIGCONT)
+        assert (page.status_code, "The database is away" in page.text) == (503, True)
+        assert (await site.get("/jobs")).status_code == 200
 
 
 @pytest.mark.anyio

@@ -31,7 +31,7 @@ from .output import complain
 from .queues import queues
 from .run import run
 from .stack import stack
-from .streams import STDOUT, open_closed_streams
+from .streams import STDOUT, open_closed_streams, write_whole
 from .top import top
 from .tree import show_tree
 from .web import web
@@ -45,8 +45,8 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """128 + SIGPIPE: the reader of the output has gone (`| head`)."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""The errors of a stream on a full disk, over a quota, on a broken device, or closed."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EAGAIN)
+"""The errors of a stream on a full disk, over a quota, on a broken device, closed, or that does not block and is full."""
 
 
 class Commands(click.Group):
@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # when it ends: that was a quarter of what a short command cost.
     gc.freeze()
     open_closed_streams()
+    write_whole()
     for stream in (sys.stdout, sys.stderr):
         # Print data in any terminal encoding, escaping what it cannot show.
         if isinstance(stream, TextIOWrapper):

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 STDOUT = 1
 
@@ -36,6 +37,15 @@ def open_closed_streams() -> None:
         sys.stdout = Refusing()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- as long as the process
+
+
+def write_whole() -> None:
+    """Gives stdout a buffer where Python runs without one (`PYTHONUNBUFFERED`, which many images set). Python ignores there
+    that the system has taken a part of the text alone, and the rest is lost without an error: on a full disk, for one."""
+    stdout: Any = sys.stdout
+    if isinstance(getattr(stdout, "buffer", None), io.FileIO):
+        encoding, errors, raw = stdout.encoding, stdout.errors, stdout.detach()
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors=errors, line_buffering=True)
 
 
 def accept_lost_output() -> None:

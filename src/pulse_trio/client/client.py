@@ -545,6 +545,8 @@ class Client:
         if isinstance(self._source, psycopg.AsyncConnection):
             yield self._source
         else:
+            if self._waits is not None:
+                self._waits.check_open()
             async with self._source.connection() as connection:
                 yield connection
 

@@ -9,6 +9,7 @@ import msgspec
 from ..errors import JobCancelled, JobFailed, UnfitResult
 from ..handlers.models import result_from
 from ..states import State
+from ..store.new_jobs import Enqueued
 
 if TYPE_CHECKING:
     from ..records import JobRecord
@@ -29,7 +30,7 @@ class Jobs(Protocol):
 
 class JobRef(Generic[R]):
     """A job that was enqueued. `added` is False when another job had the same unique key: this is that job, and `replaced` says
-    whether it has the new arguments and time."""
+    whether it has the new arguments and time. Pickled, it arrives as the `Enqueued` that a `SyncClient` returns."""
 
     __slots__ = ("_client", "_type", "added", "id", "replaced")
 
@@ -44,6 +45,10 @@ class JobRef(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<JobRef {self.id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process there is no such client: what arrives there says which job it is.
+        return Enqueued, (self.id, self.added, self.replaced)
 
     async def status(self) -> State:
         """The job's state now. Raises `UnknownJob`."""

@@ -41,6 +41,7 @@ from .refs import result_of, where_to_look
 from .requests import checked_filter, decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import Stream, check_chunk, partly
+from .waiting import check_timeout
 from .writing import AddingSync, write_stream_sync
 
 if TYPE_CHECKING:
@@ -188,9 +189,10 @@ class SyncClient:
 
         If the database becomes unavailable meanwhile, the client waits for it to return, except on the caller's connection,
         which it cannot reopen. Raises `DatabaseUnavailable` if the first query fails, `UnknownJob`, `TimeoutError` after
-        `timeout` seconds, and `UsageError` on the caller's connection if that is not in autocommit mode or is in a
-        transaction: the wait would be inside it.
+        `timeout` seconds (a server that does not answer at all takes some ten more), and `UsageError` on the caller's
+        connection if that is not in autocommit mode or is in a transaction: the wait would be inside it.
         """
+        check_timeout(timeout)
         give_up = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
         asked = False

@@ -27,7 +27,7 @@ import anyio
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from ..errors import DatabaseUnavailable, InvalidArguments, PulseTrioError
+from ..errors import DatabaseUnavailable, InvalidArguments, PulseTrioError, UsageError
 from ..postgres import reconnect_delay
 from ..ration import Ration
 from ..store import operations, waiting
@@ -89,6 +89,7 @@ class Waits:
         self._connect = connect
         self._tasks = tasks
         self._started = False
+        self._closed = False
         self._waits: dict[int, _Wait] = {}
         self._held: set[int] = set()
         self._deaf = False
@@ -101,14 +102,14 @@ class Waits:
     async def until(
         self, key: int, look: Callable[[], Awaitable[T | None]], limit: float | None, name: str, hint: str = ""
     ) -> T:
-        """Returns the first result of `look` that is not None. Raises what `look` raises, and `TimeoutError` after `limit`
-        seconds, which ends with the `hint`.
+        """Returns the first result of `look` that is not None. Raises what `look` raises, `TimeoutError` after `limit` seconds,
+        which ends with the `hint`, and `UsageError` where the client's block has ended, or ends meanwhile.
 
         If the database is unavailable, `look` is called again, at first after 0.1 s and later after up to 4 s. Only a limit
         of 0, which looks once, raises `DatabaseUnavailable`.
         """
-        if limit is not None and not 0 <= limit < math.inf:
-            raise InvalidArguments(f"timeout must be seconds from 0 on, or None to wait forever; got {limit!r}.")
+        check_timeout(limit)
+        self.check_open()
         if limit == 0:
             found = await look()
             if found is not None:
@@ -121,6 +122,7 @@ class Waits:
                 await wait.armed.wait()
             while True:
                 news, looking = wait.news, True
+                self.check_open()
                 try:
                     found = await look()
                 except DatabaseUnavailable as error:
@@ -142,6 +144,18 @@ class Waits:
         elif looking:
             hint = " The database had not answered by then."
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
+
+    def check_open(self) -> None:
+        """Raises `UsageError` once the client's block has ended."""
+        if self._closed:
+            raise UsageError("The client is closed: the block of its open_client() has ended.")
+
+    def close(self) -> None:
+        """The client's block ends: so do the waits that other tasks have begun."""
+        self._closed = True
+        for wait in self._waits.values():
+            wait.armed.set()
+            wait.tell()
 
     @contextmanager
     def _waiting(self, key: int) -> Generator[_Wait]:
@@ -291,6 +305,14 @@ class Waits:
         self._tell(ended)
 
 
+def check_timeout(seconds: object) -> None:
+    """Raises `InvalidArguments` for what is no time to wait."""
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf
+    ):
+        raise InvalidArguments(f"timeout must be seconds from 0 on, or None to wait forever; got {seconds!r}.")
+
+
 def _ended(payload: str) -> list[int]:
     """The job or batch that a notification names; None for a malformed one, which any role may send."""
     digits = payload.removeprefix("-")
@@ -307,12 +329,14 @@ async def open_waits(
     """The waits of a client; their tasks end with the block."""
     failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
+        waits = Waits(schema, pool=pool, connect=connect, tasks=tasks)
         try:
-            yield Waits(schema, pool=pool, connect=connect, tasks=tasks)
+            yield waits
         except BaseException as error:  # noqa: ASYNC103 - raised below
             # Not through the group: the caller's exception must not come back as a group of one.
             failure = error
         finally:
+            waits.close()
             tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure

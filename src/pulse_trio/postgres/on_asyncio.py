@@ -12,8 +12,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg.waiting import Wait
 
-from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+from pulse_trio.errors import ConfigurationError, DatabaseUnavailable, UsageError
+from pulse_trio.postgres.contract import ready_now
 from pulse_trio.postgres.cursors import DEFAULTS
 from pulse_trio.postgres.dsn import redact, with_liveliness
 from pulse_trio.postgres.pins import PINNED
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
+_CHECK_AFTER, _CHECK_SECONDS = 30.0, 5.0
+"""Seconds of idleness after which a connection is checked with a round trip before it is handed out, and how long that may
+take. As in the pool for Trio."""
 
 
 async def connect_on_asyncio(dsn: str, **options: Any) -> psycopg.AsyncConnection[Any]:
@@ -58,7 +63,9 @@ class AsyncioPool:
     def __init__(self, dsn: str, max_size: int) -> None:
         self._dsn = dsn
         self._places = asyncio.Semaphore(max_size)
-        self._free: list[psycopg.AsyncConnection[Any]] = []
+        self._free: list[tuple[psycopg.AsyncConnection[Any], float]] = []
+        """The connections, and since when each is idle, on the loop's clock."""
+        self._closed = False
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
@@ -67,28 +74,60 @@ class AsyncioPool:
         Raises:
             DatabaseUnavailable: no server could be reached.
             ConfigurationError: the DSN is not a connection string; the message shows no password.
+            UsageError: the pool is closed.
         """
         async with self._places:
-            connection = self._take() or await connect_on_asyncio(self._dsn)
+            if self._closed:
+                raise UsageError("The pool is closed: the block that opened it has ended.")
+            connection = await self._take() or await connect_on_asyncio(self._dsn)
             try:
                 yield connection
             finally:
-                if connection.closed or connection.info.transaction_status != _IDLE:
+                if self._closed or connection.closed or connection.info.transaction_status != _IDLE:
                     connection.pgconn.finish()
                 else:
-                    self._free.append(connection)
+                    self._free.append((connection, asyncio.get_running_loop().time()))
 
-    def _take(self) -> psycopg.AsyncConnection[Any] | None:
+    async def _take(self) -> psycopg.AsyncConnection[Any] | None:
+        """An idle connection that works, as far as one can know before it is used."""
         while self._free:
-            connection = self._free.pop()
-            if not connection.closed:
+            connection, since = self._free.pop()
+            if _was_closed_by_server(connection):
+                continue
+            if asyncio.get_running_loop().time() - since < _CHECK_AFTER or await _answers(connection):
                 return connection
         return None
 
     async def aclose(self) -> None:
         """Closes the free connections; a connection in use is closed when it comes back."""
-        while (connection := self._take()) is not None:
-            await connection.close()
+        self._closed = True
+        while self._free:
+            await self._free.pop()[0].close()
+
+
+def _was_closed_by_server(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether an idle connection is closed. After a restart of the server its socket is readable; without this look each of the
+    pool's connections failed one call, however long the server was back."""
+    try:
+        while not connection.closed and ready_now(connection.pgconn.socket, Wait.R):
+            connection.pgconn.consume_input()
+    except psycopg.OperationalError:
+        connection.pgconn.finish()
+    return connection.closed
+
+
+async def _answers(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the server does, on a connection that was idle for long: a firewall may have forgotten it."""
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            await connection.execute("SELECT")
+    except (psycopg.Error, TimeoutError):
+        connection.pgconn.finish()
+        return False
+    except BaseException:
+        connection.pgconn.finish()
+        raise
+    return True
 
 
 @asynccontextmanager

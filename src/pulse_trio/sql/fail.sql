@@ -6,7 +6,8 @@
 -- job whose cancellation was requested ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
 -- newer than this statement's snapshot shows on the row, which is locked, but its ledger row does not: a watchdog closes that.)
 -- A job whose arguments fit no handler of its worker is released with an error that begins with UnfitArguments: they may fit
--- another version's. If nothing else happens to the job within `patience`, it is dead. Returns the rows that were moved (next =
+-- another version's. If nothing else happens to the job within `patience`, it is dead; not one that is being cancelled, whose
+-- history may say what is to be undone: it waits for a worker that can. Returns the rows that were moved (next =
 -- retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); for a job that became a suspect also its
 -- kind and its crashes; for one that died its queue, its kind and its error.
 WITH report AS MATERIALIZED (
@@ -37,7 +38,7 @@ WITH report AS MATERIALIZED (
   FROM report r JOIN :"schema".job j
     ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   CROSS JOIN LATERAL (SELECT :part.crash_limit) AS c(crash_limit)
-  CROSS JOIN LATERAL (SELECT CASE WHEN r.outcome = 'released' AND r.error LIKE 'UnfitArguments:%%' THEN
+  CROSS JOIN LATERAL (SELECT CASE WHEN r.outcome = 'released' AND NOT j.cancelling AND r.error LIKE 'UnfitArguments:%%' THEN
     (SELECT min(a.ended_at) FROM :"schema".attempt a
      WHERE a.job_id = j.id AND a.attempt > coalesce((
        SELECT max(b.attempt) FROM :"schema".attempt b

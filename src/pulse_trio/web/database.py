@@ -34,6 +34,9 @@ PATIENCE_TO_ACT = 10.0
 """Seconds that each statement of an action may take."""
 PATIENCE_TO_CONNECT = 5
 """Seconds until a server that does not answer counts as away. libpq takes whole seconds."""
+_MOST_STATEMENTS = 3
+"""So many times its patience an operation may take in all, and the time to connect: a server that does not answer at all ends
+no statement."""
 _APPLICATION = "pulse-trio web"
 _BOUND = "SELECT set_config('statement_timeout', %s, true)"
 _READS = ", set_config('transaction_read_only', 'on', true)"
@@ -82,17 +85,21 @@ class Database:
 
     @asynccontextmanager
     async def _transaction(self, patience: float, *, writes: bool) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
-        async with self._connection() as connection:
-            try:
-                async with connection.transaction():
-                    async with OwnAsyncCursor(connection) as cursor:
-                        bounds = _BOUND if writes else _BOUND + _READS
-                        await cursor.execute(bounds, [f"{round(patience * 1000)}ms"])
-                    yield connection
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if not connection.closed:
-                    raise
-                raise DatabaseUnavailable("the connection to the database was lost") from error
+        limit = _MOST_STATEMENTS * patience + PATIENCE_TO_CONNECT
+        with anyio.move_on_after(limit) as scope:
+            async with self._connection() as connection:
+                try:
+                    async with connection.transaction():
+                        async with OwnAsyncCursor(connection) as cursor:
+                            bounds = _BOUND if writes else _BOUND + _READS
+                            await cursor.execute(bounds, [f"{round(patience * 1000)}ms"])
+                        yield connection
+                except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                    if not connection.closed:
+                        raise
+                    raise DatabaseUnavailable("the connection to the database was lost") from error
+        if scope.cancelled_caught:
+            raise DatabaseUnavailable(f"the database has not answered within {limit:g} s")
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:

@@ -12,7 +12,6 @@ import trio
 from ...codec import coded_line, plain_line
 from ...describing import leaves_of, message_of, type_name
 from ...handlers import UnfitArguments
-from ...jobs import Job
 from ...lines import LinesRefused
 from ...states import WISHES
 from ...trio_internals import keep_order
@@ -101,17 +100,19 @@ class DurableParts:
 
 
 def durable_call(
-    handler: Handler[..., Any], call: Callable[[Job, str], Awaitable[Any]], parts: DurableParts
+    handler: Handler[..., Any], call: Callable[[RunningJob, str], Awaitable[Any]], parts: DurableParts
 ) -> Callable[[RunningJob, str], Awaitable[Any]]:
-    """The call of a durable handler. Limiters and locks are given to the same tasks again only if Trio keeps their order: of 30
-    jobs with nested limiters two stood still for more than 80 s, and now all end within 5 s."""
+    """The call of a durable handler, with all that is around it: a cancellation that comes while a middleware awaits something,
+    a middleware that fails, or arguments that cannot be read, must not lose what is to be undone. Limiters and locks are given
+    to the same tasks again only if Trio keeps their order: of 30 jobs with nested limiters two stood still for more than 80 s,
+    and now all end within 5 s."""
     declared = handler.durability
     assert declared is not None  # noqa: S101 -- it is durable
     keep_order()
 
     async def in_attempt(running: RunningJob, args: str) -> Any:
         durable = Durable(running, declared, parts)
-        return await run(durable, partial(call, Job(running.claim, running), args))
+        return await run(durable, partial(call, running, args))
 
     return in_attempt
 

@@ -82,15 +82,13 @@ class Calls:
         for middleware, given in reversed(self._resources.middleware_around(handler.kind)):
             call = around(call, middleware, given)
         coded = call if self.codec is None else decoding(self.codec, call)
-        if handler.kind not in self._hooks:
-            return coded
-        return told_of_deaths(handler, self.codec, call, coded, self._plan.observer)
+        if handler.kind in self._hooks:
+            coded = told_of_deaths(handler, self.codec, call, coded, self._plan.observer)
+        return coded if handler.durability is None else durable_call(handler, coded, self._durables)
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function, self._resources.given_to(handler.kind))
         match handler.runs:
-            case "trio" if handler.durability is not None:
-                return durable_call(handler, call, self._durables)
             case "trio":
                 return lambda running, args: call(Job(running.claim, running), args)
             case "asyncio":
