@@ -89,7 +89,6 @@ class Waits:
         self._connect = connect
         self._tasks = tasks
         self._started = False
-        self._closed = False
         self._waits: dict[int, _Wait] = {}
         self._held: set[int] = set()
         self._deaf = False
@@ -147,12 +146,12 @@ class Waits:
 
     def check_open(self) -> None:
         """Raises `UsageError` once the client's block has ended."""
-        if self._closed:
+        if self._tasks.cancel_scope.cancel_called:
             raise UsageError("The client is closed: the block of its open_client() has ended.")
 
     def close(self) -> None:
         """The client's block ends: so do the waits that other tasks have begun."""
-        self._closed = True
+        self._tasks.cancel_scope.cancel()
         for wait in self._waits.values():
             wait.armed.set()
             wait.tell()
@@ -337,6 +336,5 @@ async def open_waits(
             failure = error
         finally:
             waits.close()
-            tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
