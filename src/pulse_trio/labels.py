@@ -108,8 +108,10 @@ def _scalar(name: object, value: object) -> Scalar:
         return cast("int", value)
     if kind is float and math.isfinite(cast("float", value)):
         return cast("float", value)
+    # Python writes no int of more than 4,300 digits as text.
+    got = f"an int of {cast('int', value).bit_length()} bits" if kind is int else f"{value!r:.200}"
     raise ConfigurationError(
-        f"meta[{name!r:.100}] must be text, a finite number, a boolean or None, got {value!r:.200}. "
+        f"meta[{name!r:.100}] must be text, a finite number (an int of at most 64 bits), a boolean or None, got {got}. "
         "Give what is structured as an argument."
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import time
 from contextlib import contextmanager
 from functools import cache
@@ -231,7 +232,7 @@ def check_versions(applied: Collection[Applied], schema: str = "pulse") -> None:
 
 
 def _command(schema: str) -> str:
-    return "pulse-trio migrate" if schema == "pulse" else f"pulse-trio migrate --schema {schema}"
+    return "pulse-trio migrate" if schema == "pulse" else f"pulse-trio migrate --schema {shlex.quote(schema)}"
 
 
 def _missing(applied: Collection[Applied]) -> list[Migration]:

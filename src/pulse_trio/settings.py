@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("pulse_trio")
-_warned: set[Path] = set()
+_warned: set[Path | str] = set()
+_PREFIX = "PULSE_TRIO_"
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -33,6 +34,8 @@ def _setting(default: Any, help: str) -> Any:
 
 _OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
 """Flags of `pulse-trio run` that are not settings: in a project's file they would apply to every run."""
+MOST_AT_ONCE = 1_000_000
+"""Jobs of one process, far above what one can hold: a claim's limit is a PostgreSQL integer."""
 _FOREVER = 1000 * 365.25 * 86400
 """Seconds. A duration that becomes a PostgreSQL interval must fit a timestamp; this bound also refuses NaN and infinity."""
 
@@ -165,17 +168,17 @@ class WorkerSettings:
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
         for name in ("timeout", "stale"):
             self._require(name, 0 <= getattr(self, name) < _FOREVER, "must be from 0 to a thousand years")
-        for name in ("grace", "cleanup", "lag_warning", "connect_timeout"):
+        for name in ("grace", "cleanup", "lag_warning", "connect_timeout", "process_slots"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
-        self._require("concurrency", self.concurrency >= 1, "must be at least 1")
+        self._require("concurrency", 1 <= self.concurrency <= MOST_AT_ONCE, f"must be from 1 to {MOST_AT_ONCE:,}")
         self._require("processes", self.processes >= 1, "must be at least 1")
-        self._require("process_slots", self.process_slots >= 0, "must not be negative")
         self._require("quarantine_slots", self.quarantine_slots >= 1, "must be at least 1")
         half = self.lease / 2 * _ROUNDED
         self._require("heartbeat", self.heartbeat <= half, f"must be at most half of the lease ({self.lease:g} s)")
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
+        self._require("schema", not self.schema.startswith("pg_"), "must not begin with pg_, which PostgreSQL keeps")
         for name in (f.name for f in fields(self) if is_list(f)):
             self._require(
                 name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text"
@@ -237,10 +240,19 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings among the environment's variables: `PULSE_TRIO_LEASE=30`."""
     found: dict[str, Any] = {}
     for name in _names():
-        variable = f"PULSE_TRIO_{name.upper()}"
+        variable = f"{_PREFIX}{name.upper()}"
         if (text := environ.get(variable)) is not None:
             found[name] = parse_setting(name, text, variable)
+    _warn_of_misspelt(environ)
     return found
+
+
+def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
+    known = [f"{_PREFIX}{name.upper()}" for name in (*_names(), "dsn")]
+    for variable in sorted(environ.keys() - set(known) - _warned):
+        if variable.startswith(_PREFIX) and (near := difflib.get_close_matches(variable, known, 1, 0.9)):
+            _warned.add(variable)
+            logger.warning("the variable %s is ignored: there is no such setting. Did you mean %s?", variable, near[0])
 
 
 def file_settings(folder: Path) -> dict[str, Any]:
@@ -289,7 +301,7 @@ def _file_table(folder: Path) -> tuple[dict[str, Any], Path | None]:
                     f"{path} is not used: it {reason}, who could choose this program's database and settings. If you trust "
                     f"its content, make it yours (chown), or run from your own folder."
                 )
-            return _with_underscores(table), path
+            return _with_underscores(table, path), path
     return {}, None
 
 
@@ -321,8 +333,13 @@ def _tool_table(project: dict[str, Any], path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", table)
 
 
-def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in table.items()}
+def _with_underscores(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if (name := key.replace("-", "_")) in found:
+            raise ConfigurationError(f"{path} has {name!r} twice, with a hyphen and with an underscore.")
+        found[name] = value
+    return found
 
 
 def _names() -> list[str]:

@@ -203,7 +203,7 @@ async def test_a_bench_measures_and_leaves_nothing_behind(
     assert "in 1 runs" not in (await command("bench", *bench)).stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_bench_that_is_told_to_end_drops_its_schema(
     processes: Processes, dsn: str, number: signal.Signals
 ) -> None:

@@ -175,7 +175,7 @@ async def test_limits_are_changed_one_by_one_and_taken_away(command: Command, ds
         (("pause", "mail", "--kind", "greet"), "Say what to pause"),
         (("resume", "no spaces"), "not valid"),
         (("limit", "mail"), "Say what to limit"),
-        (("limit", "mail", "--limit", "0"), "from 1 on, got 0. To run nothing, pause."),
+        (("limit", "mail", "--limit", "0"), "from 1 to 2,147,483,647, got 0. To run nothing, pause."),
         (("limit", "mail", "--limit", "many"), "--limit is a whole number, or none"),
         (("limit", "mail", "--rate", "fast"), 'must look like "10/s"'),
     ],

@@ -169,8 +169,10 @@ def test_a_refused_batch_leaves_a_blocking_transaction_alive_and_an_aborted_one_
     with rolled_back(begin, dsn) as begun:
         with pytest.raises(Exception, match="division by zero"):
             begun.execute("SELECT 1/0")
-        with pytest.raises(UsageError, match="aborted already"):
-            SyncClient(begun.connection).enqueue(greet, "nobody")
+        using = SyncClient(begun.connection)
+        for call in (lambda: using.enqueue(greet, "nobody"), lambda: using.enqueue_many([greet.request("nobody")])):
+            with pytest.raises(UsageError, match="aborted already"):
+                call()
     assert what_is_there(window)[0] == [kept.id]
 
 
@@ -268,8 +270,10 @@ async def test_a_refused_batch_leaves_an_awaited_transaction_alive_and_an_aborte
         async with rolled_back_async(begin, dsn) as begun:
             with pytest.raises(Exception, match="division by zero"):
                 await begun.execute("SELECT 1/0")
-            with pytest.raises(UsageError, match="aborted already"):
-                await client.using(begun.connection).enqueue(greet, "nobody")
+            using = client.using(begun.connection)
+            for call in (using.enqueue(greet, "nobody"), using.enqueue_many([greet.request("nobody")])):
+                with pytest.raises(UsageError, match="aborted already"):
+                    await call
     assert what_is_there(window)[0] == [kept.id]
 
 

@@ -570,3 +570,22 @@ def test_a_script_does_not_wait_inside_its_own_transaction(dsn: str) -> None:
             SyncClient(connection).wait(done.id)
         with pytest.raises(TimeoutError):
             SyncClient(connection).wait(done.id, timeout=0)
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])  # of the proxy
+async def test_an_enqueue_whose_answer_is_lost_does_not_say_that_it_was_not_done(dsn: str, window: Window) -> None:
+    async with open_proxy(dsn) as proxy, open_client(proxy.dsn) as client:
+        await client.enqueue(add, 1)  # the connection is open
+        proxy.to_client.hold()
+
+        async def cut_when_it_is_written() -> None:
+            while window.value("SELECT count(*) FROM pulse.job") < 2:
+                await anyio.lowlevel.checkpoint()
+            proxy.cut()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut_when_it_is_written)
+            with pytest.raises(
+                DatabaseUnavailable, match="The connection was lost, and what was asked for may have been"
+            ):
+                await client.enqueue(add, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from datetime import UTC, datetime, timedelta
@@ -248,6 +249,8 @@ def test_a_list_that_takes_too_long_is_stopped_and_the_connection_is_as_before(l
             client.jobs(error="nowhere", timeout=0.001)
         # The caller's transaction goes on, with its own setting, after a failure and after a success.
         assert connection.execute("SHOW statement_timeout").fetchone() == ("77s",)
+        with pytest.raises(InvalidArguments, match="timeout must be seconds from 0 on"):
+            client.jobs(limit=1, timeout=math.nan)
         assert client.jobs(limit=1, timeout=60)
         assert connection.execute("SHOW statement_timeout").fetchone() == ("77s",)
 

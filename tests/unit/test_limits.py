@@ -126,9 +126,9 @@ async def _send(user: int) -> None: ...
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", 2**31])
 def test_a_limit_is_a_positive_whole_number(limit: Any) -> None:
     handlers = Handlers()
-    with pytest.raises(ConfigurationError, match="limit must be a whole number from 1 on"):
+    with pytest.raises(ConfigurationError, match="limit must be a whole number from 1 to 2,147,483,647"):
         handlers.job(limit=limit)(_send)
-    with pytest.raises(ConfigurationError, match="limit must be a whole number from 1 on"):
+    with pytest.raises(ConfigurationError, match="limit must be a whole number from 1 to 2,147,483,647"):
         handlers.queue("mail", limit=limit)
 
 

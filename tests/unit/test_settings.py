@@ -135,6 +135,7 @@ def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
         ("queues = 5\n", "queues must be a list of queues, got 5"),
         ("schema = 5\n", "schema must be text, got 5"),
         ("[poll]\nx = 1\n", "poll must be a number of seconds"),
+        ("lag-warning = 2\nlag_warning = 3\n", "has 'lag_warning' twice, with a hyphen and with an underscore"),
         ("dsn = 5\n", "dsn must be text"),
     ],
 )
@@ -161,6 +162,15 @@ def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
         environment_settings({f"PULSE_TRIO_{name}": text})
 
 
+def test_a_misspelt_variable_is_named_and_another_programs_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    settings._warned.clear()
+    for _ in range(2):
+        environment_settings({"PULSE_TRIO_CONCURENCY": "5", "PULSE_TRIO_WEB_USERS": "ada", "PULSE_TRIO_PHASE": "blue"})
+    assert caplog.messages == [
+        "the variable PULSE_TRIO_CONCURENCY is ignored: there is no such setting. Did you mean PULSE_TRIO_CONCURRENCY?"
+    ]
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -168,8 +178,8 @@ def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
         {"heartbeat": 0}, {"heartbeat": float("nan")}, {"heartbeat": 15.1}, {"lease": 19.9},
         {"poll": 0}, {"watchdog": 0}, {"watchdog": float("inf")}, {"retention": 0}, {"retention": float("inf")},
         {"retention": 1e300}, {"grace": -1}, {"grace": float("nan")}, {"cleanup": -0.1}, {"connect_timeout": -1},
-        {"concurrency": 0}, {"concurrency": -5}, {"processes": 0}, {"process_slots": -1},
-        {"schema": ""}, {"schema": "x" * 64}, {"schema": "ü" * 32}, {"schema": "a\0"}, {"queues": ()},
+        {"concurrency": 0}, {"concurrency": -5}, {"concurrency": 3_000_000_000}, {"processes": 0}, {"process_slots": -1},
+        {"schema": ""}, {"schema": "pg_mine"}, {"schema": "x" * 64}, {"schema": "ü" * 32}, {"schema": "a\0"}, {"queues": ()},
         {"queues": "mail"},
     ],
     ids=repr,

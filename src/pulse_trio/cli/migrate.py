@@ -22,8 +22,8 @@ def migrate(as_sql: bool, only_check: bool, schema: str | None, dsn: str | None,
 
     Each migration is one transaction. Several processes may run this at once.
     """
-    if as_sql and only_check:
-        raise click.UsageError("Give --sql or --check, not both.")
+    if as_sql and (only_check or as_json):
+        raise click.UsageError(f"Give --sql or {'--check' if only_check else '--json'}, not both.")
     name = load_settings({"schema": schema}).schema
     if as_sql:
         click.echo(migration_sql(name), nl=False)

@@ -34,6 +34,7 @@ from ..store import (
     bulk,
     cancelling,
     family,
+    foreign_block,
     history,
     new_jobs,
     operations,
@@ -202,7 +203,7 @@ class Client:
         schema = self._schema
         if self._foreign is not None:
             foreign = self._foreign
-            async with foreign.transaction():
+            async with foreign_block(foreign, schema):
 
                 async def write(requests: Sequence[JobRequest]) -> list[new_jobs.Enqueued]:
                     return await run_foreign(foreign, schema, new_jobs.enqueue_many(requests, self._codec))
@@ -518,7 +519,7 @@ class Client:
     async def _together(self, operation: operations.Operation[T]) -> T:
         operation = self._named(operation)
         if self._foreign is not None:
-            async with self._foreign.transaction():
+            async with foreign_block(self._foreign, self._schema):
                 return await run_foreign(self._foreign, self._schema, operation)
         async with self._connection() as connection, refusals.transaction(connection, self._schema):
             return await operations.run(connection, self._schema, operation)

@@ -24,6 +24,7 @@ from ..store import (
     bulk,
     cancelling,
     family,
+    foreign_block_sync,
     history,
     new_jobs,
     operations,
@@ -155,7 +156,7 @@ class SyncClient:
             def write(requests: Sequence[JobRequest]) -> list[new_jobs.Enqueued]:
                 return run_foreign_sync(foreign, schema, new_jobs.enqueue_many(requests, self._codec))
 
-            with foreign.transaction():
+            with foreign_block_sync(foreign, schema):
                 yield AddingSync(partial(run_foreign_sync, foreign, schema), write, foreign.transaction)
         else:
             with self._connection() as connection, refusals.transaction_sync(connection, schema):
@@ -229,9 +230,14 @@ class SyncClient:
 
     def _refuse_to_wait_in_a_transaction(self) -> None:
         if self._in_transaction():
+            where = "with SyncClient(dsn)"
+            if self._foreign is not None:
+                raise UsageError(
+                    f"A client on a connection of SQLAlchemy's or Django's cannot wait for a job: wait {where}."
+                )
             raise UsageError(
                 "You cannot wait for a job inside a transaction: commit first, and wait on a connection in autocommit mode "
-                "or with SyncClient(dsn)."
+                f"or {where}."
             )
 
     def retry(self, job_id: int, *, afresh: bool = False) -> State:
@@ -390,7 +396,7 @@ class SyncClient:
         """Runs one of the store's operations whose statements belong in one transaction."""
         operation = self._named(operation)
         if self._foreign is not None:
-            with self._foreign.transaction():
+            with foreign_block_sync(self._foreign, self._schema):
                 return run_foreign_sync(self._foreign, self._schema, operation)
         with self._connection() as connection, refusals.transaction_sync(connection, self._schema):
             return operations.run_sync(connection, self._schema, operation)

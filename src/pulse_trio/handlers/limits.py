@@ -78,7 +78,9 @@ def parse_rate(rate: object) -> Rate:
 def check_limit(name: str, limit: object) -> None:
     """Raises `ConfigurationError` unless `limit` is a positive whole number."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**31:
-        raise ConfigurationError(f"{name} must be a whole number from 1 on, got {limit!r}. To run nothing, pause.")
+        raise ConfigurationError(
+            f"{name} must be a whole number from 1 to {2**31 - 1:,}, got {limit!r}. To run nothing, pause."
+        )
 
 
 def queue_limits(

@@ -3,7 +3,7 @@
 from .allowance import Allowance
 from .beats import Beat
 from .claimed import ClaimCursor, ClaimResult
-from .foreign import run_foreign, run_foreign_sync
+from .foreign import foreign_block, foreign_block_sync, run_foreign, run_foreign_sync
 from .histories import Written
 from .limits import Limited
 from .outcomes import Settlement
@@ -32,6 +32,8 @@ __all__ = [
     "TooSlow",
     "WorkerStore",
     "Written",
+    "foreign_block",
+    "foreign_block_sync",
     "is_large",
     "run_foreign",
     "run_foreign_sync",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidArguments
 from ..postgres import OwnAsyncCursor, OwnCursor
 from .blocks import block, block_sync
 
@@ -46,5 +48,7 @@ def bounded_sync(connection: psycopg.Connection[Any], seconds: float | None) -> 
 
 
 def _setting(seconds: float) -> str:
+    if not 0 <= seconds < math.inf:
+        raise InvalidArguments(f"timeout must be seconds from 0 on, or None for no limit; got {seconds!r}.")
     # 0 would mean that there is no limit.
     return f"{max(1, round(seconds * 1000))}ms"

@@ -7,6 +7,7 @@ of the caller's transaction.
 from __future__ import annotations
 
 import re
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from ..sql import statement
 from .refusals import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
 
     from ..errors import PulseTrioError
     from ..postgres import AsyncForeign, Foreign
@@ -94,6 +95,40 @@ def run_foreign_sync(connection: Foreign, schema: str, operation: Operation[T]) 
         return stop.value
     except Exception as error:
         if (translated := _translated(error, schema)) is None:
+            raise
+        raise translated from error
+
+
+@asynccontextmanager
+async def foreign_block(connection: AsyncForeign, schema: str) -> AsyncGenerator[None]:
+    """A savepoint, or a transaction, on an awaited connection. Its own beginning and end fail with our errors too."""
+    inner: BaseException | None = None
+    try:
+        async with connection.transaction():
+            try:
+                yield
+            except BaseException as error:
+                inner = error
+                raise
+    except Exception as error:
+        if error is inner or (translated := _translated(error, schema)) is None:
+            raise
+        raise translated from error
+
+
+@contextmanager
+def foreign_block_sync(connection: Foreign, schema: str) -> Generator[None]:
+    """The same on a blocking connection."""
+    inner: BaseException | None = None
+    try:
+        with connection.transaction():
+            try:
+                yield
+            except BaseException as error:
+                inner = error
+                raise
+    except Exception as error:
+        if error is inner or (translated := _translated(error, schema)) is None:
             raise
         raise translated from error
 

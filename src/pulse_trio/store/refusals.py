@@ -61,7 +61,7 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
                 f"The database has no usable pulse-trio schema {schema!r} ({headline}). Create it with: pulse-trio migrate"
             )
         case psycopg.errors.InFailedSqlTransaction():
-            return UsageError("The transaction is aborted already by an earlier error; roll it back before enqueuing.")
+            return UsageError("The transaction is aborted already by an earlier error; roll it back first.")
         case psycopg.errors.UniqueViolation():
             return InvalidTransition("Another live job on that queue has the same unique key.")
         case (
@@ -80,8 +80,19 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.QueryCanceled():
             who = f" {ASK_WHO}" if "timeout" in headline else ""
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).{who}")
+        case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+            # libpq's own: the server may have done it before the connection broke, and its answer is lost.
+            return DatabaseUnavailable(
+                f"The connection was lost, and what was asked for may have been done: {headline}"
+            )
         case _:
             return DatabaseUnavailable(f"The database could not do that: {disk_full(error) or headline}")
+
+
+def _check_begun(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    # A savepoint would fail, and psycopg log that it cannot roll back to that.
+    if connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
+        raise psycopg.errors.InFailedSqlTransaction("current transaction is aborted")
 
 
 @asynccontextmanager
@@ -90,6 +101,7 @@ async def transaction(connection: psycopg.AsyncConnection[Any], schema: str) -> 
     caller's iterable, which may read another database."""
     inner: BaseException | None = None
     try:
+        _check_begun(connection)
         async with block(connection):
             try:
                 yield
@@ -107,6 +119,7 @@ def transaction_sync(connection: psycopg.Connection[Any], schema: str) -> Genera
     """The same on a blocking connection."""
     inner: BaseException | None = None
     try:
+        _check_begun(connection)
         with block_sync(connection):
             try:
                 yield

@@ -12,8 +12,9 @@ import click
 import trio
 from trio.lowlevel import in_trio_run
 
+from ...settings import MOST_AT_ONCE
 from ..database import choose_database, open_database
-from ..options import dsn_option, json_option
+from ..options import Number, dsn_option, json_option
 from ..output import print_fields, print_json
 from . import measures
 from .ground import open_ground
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .progress import Bar
 
     Measure = Callable[[Ground, Bar], Awaitable[measures.Figures]]
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 jobs_option = partial(click.option, "--jobs", type=click.IntRange(1, 10_000_000), metavar="NUMBER", show_default=True)
 runs_option = click.option(
@@ -45,7 +48,12 @@ def bench() -> None:
 @bench.command()
 @jobs_option(default=20_000, help="No-op jobs to drain.")
 @click.option(
-    "--concurrency", type=click.IntRange(1), default=500, metavar="NUMBER", show_default=True, help="Jobs at once."
+    "--concurrency",
+    type=click.IntRange(1, MOST_AT_ONCE),
+    default=500,
+    metavar="NUMBER",
+    show_default=True,
+    help="Jobs at once.",
 )
 @runs_option
 @dsn_option
@@ -62,7 +70,14 @@ def drain(jobs: int, concurrency: int, runs: int, dsn: str | None, as_json: bool
 
 @bench.command()
 @jobs_option(default=20_000, help="Jobs to claim and complete.")
-@click.option("--batch", type=click.IntRange(1), default=500, metavar="NUMBER", show_default=True, help="Jobs a claim.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, MOST_AT_ONCE),
+    default=500,
+    metavar="NUMBER",
+    show_default=True,
+    help="Jobs a claim.",
+)
 @runs_option
 @dsn_option
 @json_option
@@ -86,7 +101,7 @@ def enqueue(jobs: int, runs: int, dsn: str | None, as_json: bool) -> None:
 @jobs_option(default=200, help="Jobs to time.")
 @click.option(
     "--every",
-    type=click.FloatRange(0.001),
+    type=Number(0.001, 86400),
     default=0.05,
     metavar="SECONDS",
     show_default=True,
@@ -131,7 +146,7 @@ async def _cancel_at_signal(
     scope: trio.CancelScope, early: list[int], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     # One that is ignored stays ignored: the terminal's Ctrl-C is not meant for what runs in the background.
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    heard = [n for n in (signal.SIGINT, *_ENDING) if signal.getsignal(n) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*heard) as signals:
         if early:
             scope.cancel()
@@ -161,8 +176,8 @@ def _figure(value: float) -> str:
 
 @contextmanager
 def _ending_as_ctrl_c() -> Generator[list[int]]:
-    """SIGTERM ends the bench as Ctrl-C does, so that its schema is dropped. Yields the SIGTERMs that came while Trio was on
-    its way in or out: whoever listens within Trio asks for them first."""
+    """SIGTERM, and a terminal that is closed, end the bench as Ctrl-C does, so that its schema is dropped. Yields the signals
+    that came while Trio was on its way in or out: whoever listens within Trio asks for them first."""
     # A shell without job control has what it starts in the background ignore SIGINT: `nohup pulse-trio bench drain &`.
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     early: list[int] = []
@@ -176,8 +191,10 @@ def _ending_as_ctrl_c() -> Generator[list[int]]:
         else:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # `nohup` has SIGHUP ignored, and it stays so.
+    before = {n: signal.signal(n, interrupt) for n in _ENDING if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield early
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
