@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from pulse_trio import Job, StepFailed, SyncClient
-from pulse_trio.worker.durable import entering
+from pulse_trio.worker.durable import entering, resuming
+from support.turns import PlainAwait
 
 if TYPE_CHECKING:
     import pytest
@@ -317,3 +318,37 @@ async def test_what_is_called_after_two_deadlines_that_struck_around_a_block_has
         SyncClient(trees.dsn).send_event(job_id, "go")
         await trees.burst(log=False)
     assert (trees.job(job_id)["state"], trees.job(job_id)["attempt"]) == ("completed", 4)
+
+
+async def test_a_body_that_had_failed_and_does_not_again_is_a_mismatch_beside_a_progress_bar(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever for what its failure had led to (one of 60 drawn races of seed 102305)."""
+    monkeypatch.setattr(resuming, "_SOON", 0.05)
+    bar = PlainAwait()
+
+    @trees.handlers.job
+    async def part() -> None: ...
+
+    async def tell() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bar.wait)
+                async with job.durable_nursery(key="parts") as parts:
+                    parts.start_soon(part)
+                    if job.attempt == 1:
+                        raise ValueError("the printer is busy")
+                    await job.wait_for_event("never")
+        except Exception:
+            await job.step(tell)
+            raise
+
+    found = await trees.ended(trees.enqueue("order"))
+    assert (
+        "of plain code in its body, and the handler has undone what it did; now the body has not failed"
+        in found["error"]
+    )
+    assert (found["state"], found["attempt"]) == ("dead", 2)

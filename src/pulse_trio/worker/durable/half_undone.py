@@ -74,7 +74,8 @@ async def check_undone(durable: Durable, call: Call | None = None) -> None:
     if call is not None and plain_failure(durable, {trio.lowlevel.current_task(): call}) is not None:
         return
     alone = not durable.quiet.others_run()
-    if call is not None and alone and _is_in_failed_body(durable) and not history.replay.fits(call):
+    in_main = durable.keys.in_main
+    if call is not None and alone and in_main and _is_in_failed_body(durable) and not history.replay.fits(call):
         await trio.lowlevel.checkpoint()
         raise failed_before(durable, str(call))
     mark = _next_failure(durable) if call is None else _failure_before(durable, alone=alone)
@@ -115,7 +116,7 @@ def _is_in_failed_body(durable: Durable) -> bool:
     """Whether the main task is in the body of a block whose end is the next line, and the block failed of plain code in its
     body, not of a child: the body made no call after that."""
     line = durable.history.replay.next_line
-    if line is None or line.kind is not Kind.BLOCK_FAILED or not durable.keys.in_main:
+    if line is None or line.kind is not Kind.BLOCK_FAILED:
         return False
     said = msgspec.json.decode(line.value or "{}")
     number = block_number(line.key, durable.history.replay.moments)
@@ -169,11 +170,30 @@ def fail_instead(durable: Durable) -> bool:
         call = others[0]
     else:
         return False
-    assert call.turn is not None  # noqa: S101 -- it waits
     waits.failed_at = place
-    durable.failures.instead[call] = _failed_before(mark.name or "it", call)
-    call.turn.set()
+    _fails(durable, call, _failed_before(mark.name or "it", call))
     return True
+
+
+def fail_in_body(durable: Durable) -> bool:
+    """The same of a block's end, of which plain code in its body was the reason, where the main task stands in the body in a
+    call that has no line: beside other tasks it was not known as it came there that it comes no further."""
+    replay, main = durable.history.replay, durable.running.task
+    call = None if main is None else durable.standing.get(main)
+    if call is None or call.turn is None or replay.has_line(call.key) or not _is_in_failed_body(durable):
+        return False
+    # The calls because of that failure had the numbers from here on.
+    if not durable.keys.take_back(call.key):
+        return False
+    _fails(durable, call, failed_before(durable, str(call)))
+    return True
+
+
+def _fails(durable: Durable, call: Call, error: FailedBefore) -> None:
+    """A call that waits for its line raises this."""
+    assert call.turn is not None  # noqa: S101 -- it waits
+    durable.failures.instead[call] = error
+    call.turn.set()
 
 
 def failed_before(durable: Durable, what: str) -> FailedBefore:

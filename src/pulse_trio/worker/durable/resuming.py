@@ -12,7 +12,7 @@ from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
-from .half_undone import fail_instead, learn_what_was_undone
+from .half_undone import fail_in_body, fail_instead, learn_what_was_undone
 from .interrupted import comes_after_undoing, goes_elsewhere, is_partly_plain, misfit, plain_failure
 from .keys import block_number
 from .old_lines import completed
@@ -119,9 +119,11 @@ def help_on(durable: Durable, since: float) -> bool:
     if (stuck or long) and durable.failures.recall():
         durable.hand_out()
         return False
-    if (stuck or waits_long) and fail_instead(durable):
-        return False
     very_long = stood_still >= min(_VERY_LONG, half)
+    if ((stuck or waits_long) and fail_instead(durable)) or (
+        (stuck or waits_long or very_long) and fail_in_body(durable)
+    ):
+        return False
     if long and goes_elsewhere(durable, for_long=(waits_long and stood_still >= _LONG) or very_long):
         misfit(durable, replay.stuck(), durable.standing)
         return False
