@@ -7,7 +7,7 @@ from collections.abc import Callable  # noqa: TC003 -- in an annotation that is 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TypedDict, Union
 from zoneinfo import ZoneInfo
 
 import attrs
@@ -53,6 +53,14 @@ class Doubled(pydantic.BaseModel):
     @property
     def two(self) -> int:
         return 2 * self.one
+
+
+class Nicked(msgspec.Struct, tag=True, rename={"name": "nick"}):
+    name: str
+
+
+class Sizes(TypedDict):
+    wide: int
 
 
 class Shouted(pydantic.BaseModel):
@@ -177,10 +185,18 @@ LOST: list[tuple[Any, Any, str]] = [
     (time, time(8, tzinfo=BERLIN), "value"),
     (list[Opens], [Opens(time(8)), Opens(time(9, tzinfo=BERLIN))], r"value\[1\]\.at"),
     (Animal | None, Dog(), r"value\.bark"),
+    # A dictionary in the place of an object, with a name that is none of its fields.
+    (Animal, {"name": "y", "nmae": "z"}, r"value\.nmae"),
+    (list[Tree], [{"value": 1, "below": [{"value": 2, "bellow": []}]}], r"value\[0\]\.below\[0\]\.bellow"),
+    (Nicked, {"nick": "y", "name": "y"}, r"value\.name"),
+    (Sizes, {"wide": 1, "widht": 2}, r"value\.widht"),
 ]
 CONVERTED: list[tuple[Any, Any]] = [
     (datetime, "2026-01-01T00:00:00Z"),
     (Animal, {"name": "y"}),
+    (Nicked, {"type": "Nicked", "nick": "y"}),
+    (Nicked | None, {"nick": "y"}),
+    (Sizes, {"wide": 1}),
     (Animal, Renamed("y")),
     (tuple[int, ...], [1, 2]),
     (list[date], [date(2026, 1, 1)]),

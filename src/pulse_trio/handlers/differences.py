@@ -17,7 +17,7 @@ import msgspec
 from .models import is_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def difference(given: object, read: object, place: str = "") -> str | None:
@@ -68,7 +68,7 @@ def _of_fields(names: Sequence[str], given: Any, read: Any, place: str) -> str |
 
 def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
     if not isinstance(read, dict):
-        return None
+        return _of_names(given, read, place)
     others = cast("dict[Any, Any]", read)
     for key, value in given.items():
         name = key if key in others else str(key)
@@ -78,6 +78,18 @@ def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
             name in others
             and (found := difference(value, others[name], f"{place}.{key}" if place else str(key))) is not None
         ):
+            return found
+    return None
+
+
+def _of_names(given: dict[Any, Any], read: Any, place: str) -> str | None:
+    """The same of an object that was given as a dictionary: a name that is none of its fields would be left out."""
+    names = _names_in_json(cast("Any", type(read)))
+    for key, value in given.items() if names is not None else ():
+        where = f"{place}.{key}" if place else str(key)
+        if key not in names:
+            return where
+        if (found := difference(value, getattr(read, names[key]), where)) is not None:
             return found
     return None
 
@@ -93,6 +105,17 @@ def _fields_of(value: Any) -> Sequence[str] | None:
 def _hides(cls: type[object]) -> bool:
     """Whether its values are secrets of pydantic's."""
     return hasattr(cls, "get_secret_value")
+
+
+@lru_cache(maxsize=1000)
+def _names_in_json(cls: Any) -> Mapping[str, str] | None:
+    """The fields of a class by their names in JSON; None of one whose names another library decides."""
+    if issubclass(cls, msgspec.Struct):
+        tag = {} if (tagged := cls.__struct_config__.tag_field) is None else {tagged: "__class__"}
+        return dict(zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)) | tag
+    if dataclasses.is_dataclass(cls) and not is_model(cls):
+        return {field.name: field.name for field in dataclasses.fields(cls)}
+    return None
 
 
 @lru_cache(maxsize=1000)

@@ -148,13 +148,14 @@ _MAY_LOSE = (
     msgspec.inspect.TimeType,
     msgspec.inspect.StructType,
     msgspec.inspect.DataclassType,
+    msgspec.inspect.TypedDictType,
     msgspec.inspect.CustomType,
 )
 
 
 def may_lose(annotation: Any) -> bool:
-    """Whether a type has something in it of which JSON may carry less than a value has: classes, which have subclasses, and
-    times of day."""
+    """Whether a type has something in it of which JSON may carry less than a value has: classes, which have subclasses and may
+    be given as dictionaries with other names, and times of day."""
     return any(issubclass(type(info), _MAY_LOSE) for info in _infos(msgspec.inspect.type_info(annotation), []))
 
 
