@@ -111,3 +111,39 @@ async def test_a_task_that_had_left_its_deadline_when_an_outer_one_struck_has_le
     await trees.burst()
     both = {"a": True, "b": True}
     assert (trees.job(job_id)["state"], decided) == ("completed", [(1, both, both), (2, both, both)])
+
+
+async def test_an_outer_deadline_that_cut_the_inner_one_short_in_a_plain_await_does_so_again(trees: Trees) -> None:
+    """The inner one's line comes first, and belongs to the moment at which its task leaves it. The plain await was over in the
+    next attempt, the task made the call after it, and the job was dead (one of 60 drawn races of seed 819)."""
+    plain, undone = PlainAwait(), list[int]()
+
+    async def undo(job: Job) -> None:
+        undone.append(job.attempt)
+
+    async def note() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        with job.move_on_after(3600, key="outer"):
+            try:
+                with job.move_on_after(3600, key="inner"):
+                    await job.step(note)
+                    if job.attempt == 1:
+                        await trees.lose(job.id)
+                        trees.time_passes(job.id)
+                    if job.attempt == 2:
+                        await plain.wait()
+                    await trio.lowlevel.checkpoint()
+                    await job.wait_for_event("never", key="never")
+            except trio.Cancelled:
+                with job.cleanup():
+                    await job.step(undo, job)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        if job.attempt == 2:
+            await trees.lose(job.id)
+        await job.step(note)
+        return "moved on"
+
+    found = await trees.ended(trees.enqueue("order"))
+    assert (found["result"], found["attempt"], undone) == ("moved on", 3, [2])

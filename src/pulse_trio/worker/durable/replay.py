@@ -21,7 +21,7 @@ from .keys import is_entry
 from .left_out import LeftOut
 from .mismatches import mismatch, returned_before_its_cancellation, stuck
 from .seen import bound_in, seen_in
-from .stood import CANCELLATIONS, is_late, stood
+from .stood import CANCELLATIONS, is_late, outer_first, stood
 from .unopened import Unopened
 
 if TYPE_CHECKING:
@@ -243,6 +243,7 @@ class Replay:
             if not self.stands_at(key):
                 return Turn(self._calls.waiting[key], None)
         if line.kind in CANCELLATIONS:
+            line = outer_first(self._lines, self.unopened.within)
             return Turn(None, line) if self._is_here(line) and not is_early(line) else None
         call = self._calls.waiting.get(line.key)
         return None if call is None else Turn(call, line)
@@ -323,7 +324,7 @@ class Replay:
                 if line in self._lines:
                     if line is self._lines[0]:
                         # What comes now comes after it: a call of the next attempt must not have begun before it.
-                        self.came(line.line)
+                        self.came(max(line.line, self.latest))
                     self._lines.remove(line)
                     return line
         return None

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -33,38 +32,15 @@ from .keys import highest_number
 from .left_behind import leave_behind
 from .places import place_of_the_cut
 from .returning import REOPENED_WITHIN
+from .so_far import SoFar
 from .stood import Stood, is_left_so, is_opened, late_key, stood, struck_too
 from .unremembered import NoScopeOfTrios
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from ...lines import Line
     from .durable import Durable
-
-
-@dataclass(slots=True)
-class _SoFar:
-    """What has become of a scope in this attempt."""
-
-    calls: int = 0
-    """How many calls its task has begun in it."""
-    read: bool = False
-    """Whether its task has found that it had struck."""
-    cleans_up: bool = False
-    """Whether what it has cut short cleans up in it."""
-    place: tuple[str, ...] = ()
-    """Where the plain await was that it has cut short, if that is known."""
-    busy: Sequence[trio.lowlevel.Task] | None = None
-    """The tasks that were busy when it struck, if that is known."""
-    opened: bool = False
-    """Whether it struck as it was opened."""
-    cuts_again: bool = False
-    """Whether it has struck again, and had cut plain awaits short in an attempt before."""
-    in_time: bool = False
-    """Whether its block has ended in time all the same."""
-    late: bool | None = None
-    """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
 
 class Scope(NoScopeOfTrios):
@@ -95,7 +71,7 @@ class Scope(NoScopeOfTrios):
         """The number of the line that says that it struck, once there is one."""
         self._stood: Stood | None = None
         """What its line says, once it is noted or has come again."""
-        self._so_far = _SoFar()
+        self._so_far = SoFar()
         self.asked: Literal["", "by its task", "by another"] = ""
         """Who called `cancel` before it struck. In a replay it strikes where it struck, or at the end of the replay."""
         self._task = trio.lowlevel.current_task()
@@ -262,8 +238,9 @@ class Scope(NoScopeOfTrios):
         # the same.
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
-        late, opened = self._so_far.late is True, self._so_far.opened
-        said = msgspec.structs.replace(self._stood, late=late, opened=opened)
+        so_far = self._so_far
+        late = so_far.late is True
+        said = msgspec.structs.replace(self._stood, late=late, opened=so_far.opened, outer=late and so_far.outer)
         if not self._so_far.cleans_up:
             said = msgspec.structs.replace(said, after=0.0)
         elif said.after:
@@ -328,7 +305,8 @@ class Scope(NoScopeOfTrios):
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
             if self._so_far.late is None:
-                self._so_far.late = not comes_from_a_cancellation(error) or self.is_cut_from_outside
+                self._so_far.outer = self.is_cut_from_outside
+                self._so_far.late = not comes_from_a_cancellation(error) or self._so_far.outer
                 if self._so_far.late and self.line is not None and replay.over:
                     # Its line was written before that was known, because those of other tasks came after it.
                     self._durable.history.moment(late_key(self.key), float(self.line))

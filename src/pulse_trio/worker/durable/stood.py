@@ -9,6 +9,9 @@ import msgspec
 from ...lines import Kind
 
 if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterator, Mapping
+
     from ...lines import Line
 
 CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
@@ -37,6 +40,8 @@ class Stood(msgspec.Struct, frozen=True):
     """Whether the scope had cut nothing short when its block ended."""
     opened: bool = False
     """Whether the scope struck as it was opened, whatever was on its way then."""
+    outer: bool = False
+    """Whether it was that late because what is around it had struck, and cut short what was in both."""
     place: tuple[str, ...] = ()
     """Where in the code the plain await was, if it is known (places.py)."""
 
@@ -44,6 +49,28 @@ class Stood(msgspec.Struct, frozen=True):
 def is_late(line: Line) -> bool:
     """Whether the scope had cut nothing short."""
     return line.kind is Kind.SCOPE_CANCELLED and stood(line).late
+
+
+def outer_first(lines: deque[Line], within: Mapping[str, str]) -> Line:
+    """The next line, that of a cancellation. A scope that was cut short by one around it has its line first, as its task leaves
+    it first: the outer one's is moved before it, or the task would wait for that in the inner one."""
+    first = lines[0]
+    if first.kind is not Kind.SCOPE_CANCELLED or not stood(first).outer:
+        return first
+    following = next((line for line in lines if not is_late(line)), None)
+    if following is None or following.kind not in CANCELLATIONS:
+        return first
+    if following.kind is Kind.CANCELLED or following.key in _around(first.key, within):
+        lines.remove(following)
+        lines.appendleft(following)
+    return lines[0]
+
+
+def _around(key: str, within: Mapping[str, str]) -> Iterator[str]:
+    """The keys of the remembered scopes around one, the innermost first."""
+    while (outer := within.get(key)) is not None:
+        yield outer
+        key = outer
 
 
 def stood(line: Line) -> Stood:

@@ -1,0 +1,37 @@
+"""What has become of a remembered scope in an attempt (scopes.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import trio
+
+
+@dataclass(slots=True)
+class SoFar:
+    """Of one scope."""
+
+    calls: int = 0
+    """How many calls its task has begun in it."""
+    read: bool = False
+    """Whether its task has found that it had struck."""
+    cleans_up: bool = False
+    """Whether what it has cut short cleans up in it."""
+    place: tuple[str, ...] = ()
+    """Where the plain await was that it has cut short, if that is known."""
+    busy: Sequence[trio.lowlevel.Task] | None = None
+    """The tasks that were busy when it struck, if that is known."""
+    opened: bool = False
+    """Whether it struck as it was opened."""
+    cuts_again: bool = False
+    """Whether it has struck again, and had cut plain awaits short in an attempt before."""
+    in_time: bool = False
+    """Whether its block has ended in time all the same."""
+    late: bool | None = None
+    """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
+    outer: bool = False
+    """Whether that was because something around it had struck."""
