@@ -108,15 +108,19 @@ class Track(Ground):
         # What it was about to call when its worker was lost counts as called.
         undone = play.undone or (play.lost and BEGUN_TO_UNDO in (row["error"] or ""))
         fails = row["state"] == "dead" and undone and Flaky.__name__ in (row["error"] or "")
+        members = self.window.run(MEMBERS, job_id)
+        errors = [error for one in members for error in (one["error"], one["of_attempt"]) if error]
+        # It takes 60 s beside a task that reports progress, and then a person decides; cancelled, it is owed.
+        promised = fails or (undone and any(UNDONE_BEFORE in error for error in errors))
         if row["state"] != "completed" and (fault, row["state"]) != ("cancelled", "cancelled") and not fails:
             wrong.append(f"ended as {row['state']}: {(row['error'] or '').splitlines()[:1]}")
-        if seconds > SLOW * max(1, play.beginnings) and not fails:
+        if seconds > SLOW * max(1, play.beginnings) and not promised:
             wrong.append(f"took {seconds:.1f} s and {len(play.attempts)} attempts")
         # The replay after a lost attempt may do so once, and that after one whose plain code had failed, which had cut short
         # what is busy now; one that goes on as if nothing had been undone ends by that.
         for one in (play, *play.members.values()):
             stood = [f"attempt {attempt} stood still for {gap:.1f} s" for attempt, gap in gaps(one) if gap > STILL]
-            if len(stood) > bool(one.lost) + len(one.flaked) and not fails:
+            if len(stood) > bool(one.lost) + len(one.flaked) and not promised:
                 wrong += stood
         # A job that has made a call because plain code had failed, and goes on as if it had not, is dead before it undoes more.
         unless = f" of {job_id}/" if fails else "no label"
@@ -124,7 +128,7 @@ class Track(Ground):
         # Under pytest-trio limiters go to other tasks in each attempt, which begin what had no line then.
         if fault == "none" and not limited and not play.flaked:
             wrong += [f"{label} was done {count} times" for label, count in play.effects.items() if count > 1]
-        for found in self.window.run(MEMBERS, job_id):
+        for found in members:
             for error in (found["error"], found["of_attempt"]):
                 first = (error or "").partition("\n")[0]
                 if first and not EXPECTED.search(first) and not (undone and UNDONE_BEFORE in first):
