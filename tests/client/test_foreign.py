@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -470,3 +471,37 @@ async def test_a_pool_of_asyncpg_is_no_connection(dsn: str) -> None:
             client.using(pool)
         async with pool.acquire() as connection:
             assert (await client.using(connection).enqueue(greet, "ada")).added
+
+
+def test_a_blocking_connection_that_is_closed_is_the_callers_mistake(dsn: str) -> None:
+    """Nothing was sent: it was said that the connection was lost, and what was asked for perhaps done."""
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+    with engine.connect() as alchemy:
+        pass
+    engine.dispose()
+    plain = psycopg.connect(dsn)
+    plain.close()
+    for connection in (alchemy, plain):
+        with pytest.raises(ConfigurationError, match="The connection cannot be used"):
+            SyncClient(connection).enqueue(greet, "ada")
+
+
+@pytest.mark.anyio
+@on_asyncio
+async def test_an_awaited_connection_that_is_another_tasks_is_the_callers_mistake(dsn: str) -> None:
+    known = conninfo_to_dict(dsn)
+    where: dict[str, Any] = {"user": known["user"], "database": known["dbname"], "host": known["host"]}
+    async with open_client(dsn) as client, asyncpg.create_pool(**where, port=known["port"], min_size=1) as pool:
+        async with pool.acquire() as connection:
+            both = [client.using(connection).enqueue(greet, "ada") for _ in range(2)]
+            _, refused = await asyncio.gather(*both, return_exceptions=True)
+        with pytest.raises(ConfigurationError, match="released back to the pool"):
+            await client.using(connection).enqueue(greet, "ada")
+    assert isinstance(refused, ConfigurationError)
+    assert "another operation is in progress" in str(refused)
+
+
+async def test_a_connection_that_needs_asyncio_is_refused_on_trio(dsn: str) -> None:
+    async with open_client(dsn) as client:
+        with pytest.raises(ConfigurationError, match="AsyncSession of sqlalchemy needs asyncio, and this is Trio"):
+            client.using(sqlalchemy.ext.asyncio.AsyncSession())

@@ -258,3 +258,85 @@ async def test_a_mismatch_that_a_middleware_swallows_makes_the_job_dead_all_the_
     assert await shop.ended() == "dead"
     assert "ReplayMismatch" in shop.trees.job(shop.id)["error"]
     assert shop.bank == ["charge"]
+
+
+class Keys:
+    """A codec with keys: what is encoded with one that it has not got cannot be decoded."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = list(keys)
+        self.of: dict[str, str] = {}
+        """That of other workers, for the kinds that these run."""
+
+    def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
+        return json.dumps({"key": self.of.get(kind, self.keys[-1]), "is": plain.hex()})
+
+    def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
+        said = json.loads(coded)
+        if "key" not in said:
+            return coded.encode()
+        if said["key"] not in self.keys:
+            raise KeyError(said["key"])
+        return bytes.fromhex(said["is"])
+
+
+@pytest.mark.parametrize(
+    ("what", "cancelled"),
+    [("a line", False), ("a line", True), ("an event", False), ("a child's result", False)],
+)
+async def test_what_cannot_be_decoded_in_a_try_is_no_reason_to_undo(what: str, cancelled: bool, trees: Trees) -> None:
+    """The handler undid what it knew of, and was dead when the key came; cancelled, it had undone nothing and owed nothing."""
+    bank: list[str] = []
+    codec = Keys("a")
+    trees.handlers = Handlers(codec=codec)
+
+    async def act(what: str) -> str:
+        bank.append(what)
+        return what
+
+    @trees.handlers.job
+    async def part() -> str:
+        return "packed"
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        done: list[str] = []
+        try:
+            done.append(await job.step(act, "charge"))
+            if what == "a child's result":
+                async with job.durable_nursery() as parts:
+                    packed = parts.start_soon(part)
+                assert packed.result == "packed"
+            await job.wait_for_event("sent", type=str)
+            await job.wait_for_event("signed", type=str)
+        except BaseException:
+            with job.cleanup():
+                for _ in done:
+                    await job.step(act, "refund")  # noqa: ASYNC102 -- the same
+                await job.step(act, "tell")  # noqa: ASYNC102 -- the same
+            raise
+        return "shipped"
+
+    if what == "a child's result":
+        codec.of["part"] = "b"
+    # Not encoded, as by SQL.
+    job_id = SyncClient(trees.dsn).enqueue("order").id
+    await trees.burst(log=False)
+    client = SyncClient(trees.dsn, codec=Keys("b") if what == "an event" else codec)
+    client.send_event(job_id, "sent", "x")
+    if cancelled:
+        client.cancel(job_id)
+    if what == "a line":
+        codec.keys = ["b"]
+    for _ in range(2):
+        trees.again()
+        await trees.burst(log=False)
+    assert bank == ["charge"]
+    assert trees.job(job_id)["finished_at"] is None
+    codec.keys = ["a", "b"]
+    if not cancelled:
+        client.send_event(job_id, "signed", "y")
+    done = await trees.ended(job_id)
+    undone = ["refund", "tell"] if cancelled else []
+    assert (done["state"], done["error"]) == ("cancelled" if cancelled else "completed", None)
+    assert bank == ["charge", *undone]

@@ -343,7 +343,7 @@ async def test_a_body_that_had_failed_and_does_not_again_is_a_mismatch_beside_a_
                         raise ValueError("the printer is busy")
                     await job.wait_for_event("never")
         except Exception:
-            await job.step(tell)
+            await job.step(tell)  # noqa: ASYNC120 -- as a handler would tell of it
             raise
 
     found = await trees.ended(trees.enqueue("order"))

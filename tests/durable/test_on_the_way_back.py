@@ -58,9 +58,12 @@ async def test_it_is_cancelled_where_it_stood_and_undoes_what_may_have_been_done
     async def charge(job: Job) -> None:
         charged.append(job.attempt)
         if len(charged) == 1:
+            # Where nobody claims, so that the next attempt begins after the cancellation.
+            trees.window.run("UPDATE job SET queue = 'elsewhere' WHERE id = %s", job.id)
             await trees.lose(job.id, due=False)
             client.cancel(job.id)
             cut_clean_ups(running_of(job))
+            trees.window.run("UPDATE job SET queue = 'default' WHERE id = %s", job.id)
             trees.again()
             await trio.sleep_forever()
 
@@ -84,7 +87,7 @@ async def test_it_is_cancelled_where_it_stood_and_undoes_what_may_have_been_done
             raise
 
     job_id = trees.enqueue("order")
-    await trees.burst(log=False, lease=3, heartbeat=0.1)
+    await trees.burst(log=False, lease=3, heartbeat=0.1, queues=("default",))
     if stood == "in a wait":
         client.cancel(job_id)
     ended = await trees.ended(job_id)

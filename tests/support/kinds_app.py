@@ -122,6 +122,13 @@ def in_process(job: Job, what: str, ear: str) -> Any:
         return "said"
     elif what == "leave":
         os._exit(7)
+    elif what.startswith("fork"):
+        if os.fork() == 0:
+            if what == "fork, return":
+                return "what the fork returned"
+            raise ValueError("the fork's") if what == "fork, raise" else SystemExit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == (what == "fork, raise")
+        return "what the handler returned"
     elif what == "babble":
         # On the line to the worker: more than any answer has, and no end of it.
         for line in filter(is_a_socket, map(int, os.listdir("/proc/self/fd"))):

@@ -187,9 +187,9 @@ LOST: list[tuple[Any, Any, str]] = [
     (Animal | None, Dog(), r"value\.bark"),
     # A dictionary in the place of an object, with a name that is none of its fields.
     (Animal, {"name": "y", "nmae": "z"}, r"value\.nmae"),
-    (list[Tree], [{"value": 1, "below": [{"value": 2, "bellow": []}]}], r"value\[0\]\.below\[0\]\.bellow"),
+    (list[Tree], [{"value": 1, "below": [{"value": 2, "belov": []}]}], r"value\[0\]\.below\[0\]\.belov"),
     (Nicked, {"nick": "y", "name": "y"}, r"value\.name"),
-    (Sizes, {"wide": 1, "widht": 2}, r"value\.widht"),
+    (Sizes, {"wide": 1, "wjde": 2}, r"value\.wjde"),
 ]
 CONVERTED: list[tuple[Any, Any]] = [
     (datetime, "2026-01-01T00:00:00Z"),

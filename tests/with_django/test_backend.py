@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -218,6 +218,43 @@ def test_a_cancelled_task_has_failed(client: SyncClient) -> None:
     assert result.status == TaskResultStatus.FAILED
     (error,) = result.errors
     assert (error.exception_class.__name__, error.traceback) == ("JobCancelled", "JobCancelled: not needed\n")
+
+
+def test_a_task_that_was_cancelled_as_it_ran_says_so_too(client: SyncClient, window: Window) -> None:
+    """It said `JobFailed`, with the reason as its traceback."""
+    result = tasks.add.enqueue(1)
+    window.run("UPDATE job SET attempt = 1 WHERE id = %s", int(result.id))
+    window.run(
+        "INSERT INTO attempt (job_id, attempt, session, started_at, ended_at, outcome, error)"
+        " VALUES (%s, 1, 1, now(), now(), 'cancelled', 'not needed')",
+        int(result.id),
+    )
+    client.cancel(int(result.id), reason="not needed")
+    result.refresh()
+    (error,) = result.errors
+    assert (error.exception_class.__name__, error.traceback) == ("JobCancelled", "JobCancelled: not needed\n")
+
+
+@pytest.mark.parametrize("in_callers", [False, True])
+def test_a_receiver_that_raises_leaves_no_task_that_its_caller_does_not_know_of(
+    in_callers: bool, client: SyncClient
+) -> None:
+    """Outside of `atomic()` it was committed, and who tried again had two."""
+
+    def refuses(**_: object) -> None:
+        raise ValueError("no")
+
+    signals.task_enqueued.connect(refuses)
+    try:
+        with transaction.atomic() if in_callers else nullcontext():
+            with pytest.raises(ValueError, match="no"):
+                tasks.add.enqueue(1)
+            # The caller's transaction is as it was, and goes on.
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+    finally:
+        signals.task_enqueued.disconnect(refuses)
+    assert len(client.jobs()) == in_callers
 
 
 def test_each_task_in_a_thread_begins_without_a_connection_of_the_one_before() -> None:

@@ -20,7 +20,7 @@ import trio
 from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.observe import FenceLost, LeaseUnproven, TasksLeftBehind
 from pulse_trio.states import storable
-from pulse_trio.worker.jobs.kinds import in_process
+from pulse_trio.worker.jobs.kinds import in_asyncio, in_process
 from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
 from pulse_trio.worker.jobs.running_job import RunningJob
 from support import kinds_app
@@ -365,6 +365,58 @@ async def test_tasks_that_a_handler_leaves_behind_end_with_it(stage: Stage) -> N
     assert (job.state, sorted(ended)) == ("completed", ["child", "grandchild"])
     (event,) = stage.events.of(TasksLeftBehind)
     assert (event.job_id, event.kind, sorted(event.tasks)) == (job.id, "own", ["child", "grandchild"])
+
+
+async def test_a_task_that_is_made_as_the_last_one_ends_is_ended_too(stage: Stage) -> None:
+    """By a callback, as clients make one that connect again: it went on for as long as the worker."""
+    import asyncio
+
+    made: list[asyncio.Task[None]] = []
+
+    async def read() -> None:
+        await asyncio.Event().wait()
+
+    def reconnect(_: object = None) -> None:
+        if len(made) < 3:
+            made.append(asyncio.create_task(read()))
+            made[-1].add_done_callback(reconnect)
+
+    async def handler() -> str:
+        reconnect()
+        await asyncio.sleep(0)
+        return "done"
+
+    register(stage, handler)
+    job = await own(stage)
+    assert (job.state, [task.cancelled() for task in made]) == ("completed", [True] * 3)
+
+
+async def test_a_task_that_starts_itself_again_for_ever_is_cancelled_more_and_more_slowly(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept Trio's loop busy, so that jobs beside it lost their leases, and wrote 13,000 lines a second."""
+    import asyncio
+
+    monkeypatch.setattr(in_asyncio, "_PAUSE", 0.001)
+    rounds = 30
+
+    async def hydra() -> None:
+        nonlocal rounds
+        rounds -= 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if rounds:
+                asyncio.create_task(hydra())  # noqa: RUF006 -- what is tried
+
+    async def handler() -> str:
+        asyncio.create_task(hydra())  # noqa: RUF006 -- what is tried
+        await asyncio.sleep(0)
+        return "done"
+
+    register(stage, handler)
+    assert ((await own(stage)).state, rounds) == ("completed", 0)
+    assert len(stage.events.of(TasksLeftBehind)) == 2
 
 
 async def test_a_cancellation_that_a_handler_raises_itself_is_its_own_failure(stage: Stage) -> None:
@@ -792,6 +844,17 @@ async def test_no_process_that_a_handler_has_started_outlives_its_job(
     expected = {"": "completed", ", raise": "dead", ", die": "dead"}
     assert stage.database.state(job_id) == expected[how]
     assert stage.database.state(other) == "completed"
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "exit"])
+async def test_a_fork_of_a_handler_that_comes_out_of_it_answers_for_nobody(how: str, stage: Stage) -> None:
+    """It answered for its job, took the next order, and the handler's own answer was that of the next job, which was completed
+    with it."""
+    jobs = [stage.enqueue("process", what=what, ear="") for what in (f"fork, {how}", "succeed") * 3]
+    with trio.fail_after(WITHIN):
+        await stage.burst(**but(process_slots=1))
+    results = [stage.database.jobs[job_id].result for job_id in jobs]
+    assert results == ['"what the handler returned"', '"the value"'] * 3
 
 
 async def test_the_helpers_of_multiprocessing_stay_as_long_as_the_process(stage: Stage) -> None:

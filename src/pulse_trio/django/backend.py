@@ -106,15 +106,20 @@ class PulseBackend(BaseTaskBackend):
         # Here, because an exception inside of the block would mark the caller's transaction as broken.
         handler.request(**given)
         block: Any = transaction.atomic(using=self.database, savepoint=False)
+        in_callers = connections[self.database].in_atomic_block
         with block:
             enqueued = self._client().enqueue(handler, **given)
             with connections[self.database].cursor() as cursor:
                 # The moment that the row has.
                 cursor.execute("SELECT now()")
                 moment = cursor.fetchone()[0]
-        object.__setattr__(result, "id", str(enqueued.id))
-        object.__setattr__(result, "enqueued_at", moment)
-        signals.task_enqueued.send(type(self), task_result=result)
+            object.__setattr__(result, "id", str(enqueued.id))
+            object.__setattr__(result, "enqueued_at", moment)
+            if not in_callers:
+                # A receiver that raises leaves no task behind, of which its caller does not know.
+                signals.task_enqueued.send(type(self), task_result=result)
+        if in_callers:
+            signals.task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> Any:

@@ -100,10 +100,11 @@ def _moment(text: object) -> datetime | None:
 
 
 def _errors(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Any]:
-    texts = [each.error for each in attempts if each.error and each.outcome not in _WENT_WELL]
+    # What a cancelled attempt has for an error is the reason of its cancellation.
+    texts = [each.error for each in attempts if each.error and each.outcome not in (*_WENT_WELL, "cancelled")]
     if record.state is State.DEAD and record.error and record.error not in texts:
         texts.append(record.error)  # it died between two attempts
-    if record.state is State.CANCELLED and not texts:
+    if record.state is State.CANCELLED:
         texts.append(f"JobCancelled: {record.cancel_reason or 'it was cancelled'}")
     return [error_of(text) for text in texts]
 

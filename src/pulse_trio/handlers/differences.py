@@ -84,8 +84,9 @@ def _of_items(given: dict[Any, Any], read: Any, place: str) -> str | None:
 
 def _of_names(given: dict[Any, Any], read: Any, place: str) -> str | None:
     """The same of an object that was given as a dictionary: a name that is none of its fields would be left out."""
-    names = _names_in_json(cast("Any", type(read)))
-    for key, value in given.items() if names is not None else ():
+    if (names := _names_in_json(cast("Any", type(read)))) is None:
+        return None
+    for key, value in given.items():
         where = f"{place}.{key}" if place else str(key)
         if key not in names:
             return where

@@ -13,7 +13,7 @@ from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.cancelling import QueryTimeout
 from pulse_trio.postgres.connection import TrioConnection
 from pulse_trio.postgres.cursors import DEFAULTS, OwnAsyncCursor, OwnCursor
-from pulse_trio.postgres.foreign import AsyncForeign, Foreign, adapt, adapt_async, foreign_failure
+from pulse_trio.postgres.foreign import AsyncForeign, Foreign, adapt, adapt_async, cannot_be_used, foreign_failure
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
 from pulse_trio.postgres.pins import PINNED, UNBOUNDED, pinned_for_transaction
@@ -44,6 +44,7 @@ __all__ = [
     "TrioTransaction",
     "adapt",
     "adapt_async",
+    "cannot_be_used",
     "configure_session",
     "connect_on_asyncio",
     "connect_or_unavailable",

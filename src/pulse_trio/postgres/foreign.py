@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+import trio
 from psycopg.pq import TransactionStatus
 
 from pulse_trio.errors import ConfigurationError
@@ -51,7 +52,12 @@ class Foreign(Protocol):
 
 def adapt_async(connection: Any) -> AsyncForeign:
     """An adapter for an asynchronous connection. Raises `ConfigurationError` for an unusable one."""
-    match _library(connection), _kinds(connection):
+    library = _library(connection)
+    if library in ("asyncpg", "sqlalchemy") and trio.lowlevel.in_trio_run():
+        raise ConfigurationError(
+            f"{type(connection).__name__} of {library} needs asyncio, and this is Trio: use psycopg."
+        )
+    match library, _kinds(connection):
         # Its pool has one too, and lends another connection for each statement.
         case "asyncpg", _ if hasattr(connection, "fetch") and hasattr(connection, "transaction"):
             return _Asyncpg(connection)
@@ -205,6 +211,15 @@ def _is_numbered(dialect: Any) -> bool:
     if dialect.paramstyle not in ("pyformat", "numeric_dollar"):
         raise ConfigurationError(f"SQLAlchemy over {dialect.driver} cannot be used: use psycopg or asyncpg.")
     return dialect.paramstyle == "numeric_dollar"
+
+
+def cannot_be_used(error: BaseException) -> bool:
+    """Whether it says that a connection is closed, was given back, or is another task's now: nothing was sent."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if _library(error) == "sqlalchemy":
+        # Its InterfaceError wraps the driver's.
+        return "InvalidRequestError" in names
+    return "InterfaceError" in names or str(error) == "the connection is closed"
 
 
 def foreign_failure(error: BaseException) -> tuple[str | None, str] | None:

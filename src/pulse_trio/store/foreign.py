@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from ..errors import UsageError
-from ..postgres import foreign_failure
+from ..postgres import cannot_be_used, foreign_failure
 from ..sql import statement
-from .refusals import translate
+from .refusals import translate, unusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
@@ -142,6 +142,8 @@ def _translated(error: Exception, schema: str) -> PulseTrioError | None:
     if failure is None:
         return None
     state, words = failure
+    if state is None and cannot_be_used(error):
+        return unusable(words)
     try:
         kind = psycopg.errors.lookup(state or "")
     except KeyError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ..errors import (
+    ConfigurationError,
     DatabaseUnavailable,
     InvalidArguments,
     InvalidTransition,
@@ -15,6 +16,7 @@ from ..errors import (
     TookTooLong,
     UsageError,
 )
+from ..postgres import cannot_be_used
 from .blocks import block, block_sync
 from .disk_full import disk_full
 from .rights import remedy
@@ -51,6 +53,11 @@ def unsendable(
     )
 
 
+def unusable(words: str) -> ConfigurationError:
+    """The error of a connection of the caller's on which nothing was sent."""
+    return ConfigurationError(f"The connection cannot be used ({words}): give one that is open, and no other task's.")
+
+
 def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
     """Turns psycopg's error into one of ours, by whose fault it is. The one place where that is decided for clients."""
     text = str(error).strip()
@@ -80,6 +87,8 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.QueryCanceled():
             who = f" {ASK_WHO}" if "timeout" in headline else ""
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).{who}")
+        case _ if cannot_be_used(error):
+            return unusable(headline)
         case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
             # libpq's own: the server may have done it before the connection broke, and its answer is lost.
             return DatabaseUnavailable(

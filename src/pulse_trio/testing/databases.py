@@ -356,4 +356,6 @@ def _open_for_this_process(named: NamedServer | None) -> TemplateDatabases:
 def _close_in(process: int, stack: ExitStack) -> None:
     # A forked child has its parent's atexit functions, and must not take the server from under it.
     if os.getpid() == process:
-        stack.close()
+        # Somebody may have removed the temporary folder before, and the server's keeper has seen that.
+        with suppress(ConfigurationError):
+            stack.close()

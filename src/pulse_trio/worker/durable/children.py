@@ -15,6 +15,8 @@ from ...handlers.models import result_from
 from ...records import JobRecord, State
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ...codec import Codec
     from ...store.trees import Member
 
@@ -42,6 +44,10 @@ class Asked(Protocol):
     @property
     def over(self) -> bool:
         """Whether the block has ended, or was left."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Around what a codec reads: see `unreadable.decoding`."""
         ...
 
     def one_ended(self) -> None:
@@ -229,7 +235,8 @@ class Child(Generic[R]):
             return None
         stored = self._result
         if self._codec:
-            value = decoded_value(self._codec, msgspec.json.decode(stored), self.kind, self.id, result=True)
+            with self._block.decoding():
+                value = decoded_value(self._codec, msgspec.json.decode(stored), self.kind, self.id, result=True)
             stored = msgspec.json.encode(value)
         try:
             return result_from(stored, self._type)

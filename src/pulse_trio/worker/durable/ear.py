@@ -9,6 +9,7 @@ import trio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from .calls import Call
     from .children import Child
@@ -48,6 +49,9 @@ class Ear:
         """Whether it was told of something since a failure was last looked for."""
         self._round = 0
         """How many children are left to be read, in turn, until that failure has been found."""
+
+    def decoding(self) -> AbstractContextManager[None]:
+        return self.seen.decoding()
 
     def one_ended(self) -> None:
         self.living -= 1

@@ -22,10 +22,12 @@ import trio
 from ...lines import Kind
 from .children import was_cut
 from .keys import highest_number
+from .unreadable import decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
+    from contextlib import AbstractContextManager
 
     from ...lines import Line
     from ...store.trees import Member
@@ -104,6 +106,10 @@ class Seen:
         """When each has last been told so, or that of a child whose end it is not to see yet."""
         self.over = False
         """The block has ended: all ends are seen."""
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Asked.decoding`."""
+        return decoding(self._durable)
 
     async def load(self) -> None:
         """The block is about to be opened. The handler may read an end that it has seen before as soon as it has started the

@@ -26,6 +26,7 @@ from .afresh import is_asked_by
 from .beginning import begin
 from .failures import mark, reasons_of
 from .reordering import begin_anew_if_lines_are_left
+from .unreadable import decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -255,7 +256,8 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
         if durable.failures.binds(line):
             failed.add_note(_REMEMBERED)
         raise failed
-    text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
+    with decoding(durable):
+        text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:
         return decoded(function, text)
     except msgspec.ValidationError as error:

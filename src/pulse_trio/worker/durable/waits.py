@@ -22,6 +22,7 @@ from ...lines import Kind, Line
 from ...store.waits import Wanted
 from ...text import spelled
 from .beginning import begin
+from .unreadable import decoding
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -83,8 +84,10 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
             f"No event {name!r} came" + (f" within {spelled(limit)}." if limit is not None else " in time.")
         )
     job_id = durable.running.claim.id
+    with decoding(durable):
+        payload = decoded_event(durable.parts.codec, line.value or "null", name, job_id)
     try:
-        return decoder.decode(decoded_event(durable.parts.codec, line.value or "null", name, job_id))
+        return decoder.decode(payload)
     except msgspec.ValidationError as error:
         raise InvalidEvent(
             f"The payload of the event {name!r} of job {job_id} is not the {inspect.formatannotation(type_)} that the "

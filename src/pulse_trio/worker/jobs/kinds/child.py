@@ -16,8 +16,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from importlib import import_module
@@ -86,6 +88,7 @@ class Child:
     """The loop: an order, the handler, an answer."""
 
     def __init__(self, line: socket.socket, tickets: socket.socket) -> None:
+        self._pid = os.getpid()
         self._line = line
         self._orders = line.makefile("rb")
         self._tickets = tickets
@@ -142,6 +145,7 @@ class Child:
                 value = context.run(self._called, order, job)
             finally:
                 self._runtime = None
+                _end_if_forked(self._pid)
             return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
         except BaseException as error:  # noqa: ASYNC103 -- told to the worker
             # A handler may raise any exception; only the SystemExit that was raised in it is ours.
@@ -191,6 +195,24 @@ class Child:
         if isinstance(order := self._next_order(), wire.Cancel):
             runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
         raise SystemExit(f"cancelled: {runtime.cancel_reason or 'not the job, but the call of its handler'}")
+
+
+def _end_if_forked(pid: int) -> None:
+    """A process that the handler has forked, and that has come out of it, ends here, as a program does with a value or with the
+    exception that is handled now. It would answer in the name of `pid`, whose next job would have that, and take orders."""
+    if os.getpid() == pid:
+        return
+    error, code = sys.exception(), 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = error.code or 0
+    elif error is not None:
+        code = 1
+        with suppress(Exception):  # whatever the exception does as it is shown
+            traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def find(place: wire.Importable) -> Any:
@@ -251,13 +273,13 @@ class Forwarded(logging.Handler):
 
 
 def _logged(record: logging.LogRecord) -> wire.Logged:
-    traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+    raised = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
     return wire.Logged(
         storable(record.name)[:_NAME],
         record.levelno,
         storable(record.getMessage())[:_MESSAGE],
         record.created,
-        storable(traceback)[:_MESSAGE] if traceback else None,
+        storable(raised)[:_MESSAGE] if raised else None,
         job_of(record),
         extra_of(record),
     )

@@ -48,6 +48,10 @@ logger = logging.getLogger("pulse_trio")
 
 _OPEN_AGAIN = 1.0
 """Seconds after which the worker tries again to open an event loop that could not be opened."""
+_ROUNDS = 10
+"""So often what was left behind is cancelled at once."""
+_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+"""Seconds by which each round after these comes later than the one before, and the most."""
 _LOOKS = 4
 """How often the asyncio loop looks at its jobs' deadlines within a lease's margin."""
 
@@ -92,10 +96,10 @@ class AsyncioCalls:
         async def in_asyncio(running: RunningJob, args: str) -> Any:
             thread = self._thread or await self.opened()
             job = Job(running.claim, _OnAsyncio(running, thread))
-            called = self._calls[running] = _Call(thread, running, partial(call, job, args), self._observer)
+            called = self._calls[running] = _Call(thread, running, self._observer)
             called.name_job(job)
             try:
-                return await called.ended()
+                return await called.ended(partial(call, job, args))
             finally:
                 del self._calls[running]
 
@@ -145,9 +149,9 @@ class _Call:
         "_abort",
         "_context",
         "_ending",
-        "_function",
         "_main",
         "_observer",
+        "_rounds",
         "_thread",
         "_trio_task",
         "cancelled",
@@ -160,7 +164,6 @@ class _Call:
         self,
         thread: LoopThread,
         running: RunningJob,
-        function: Callable[[], Coroutine[Any, Any, Any]],
         observer: Observer,
     ) -> None:
         self.running = running
@@ -168,7 +171,6 @@ class _Call:
         self.cancelled = False
         self.over = False
         self._thread = thread
-        self._function = function
         self._observer = observer
         self._context = copy_context()
         self._context.run(_enter_asyncio, self)
@@ -176,6 +178,8 @@ class _Call:
         self._abort: Callable[[], Any] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._ending: set[asyncio.Task[Any]] = set()
+        self._rounds = 0
+        """How often tasks that were left behind have been cancelled."""
 
     # In Trio
 
@@ -183,9 +187,10 @@ class _Call:
         """The job is `current_job()` in its tasks."""
         enter(Given(job), self._context)
 
-    async def ended(self) -> Any:
-        """Returns or raises what the handler did. Our cancellation goes in as asyncio's, and comes out as Trio's."""
-        self._thread.on_asyncio(self._begin)
+    async def ended(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Calls the handler, and returns or raises what it did. Our cancellation goes in as asyncio's, and comes out as
+        Trio's."""
+        self._thread.on_asyncio(partial(self._begin, function))
         await trio.lowlevel.wait_task_rescheduled(self._cancelled_by_trio)
         assert self._main is not None  # noqa: S101 -- begun
         try:
@@ -210,9 +215,9 @@ class _Call:
 
     # In asyncio
 
-    def _begin(self) -> None:
+    def _begin(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         # The function is called in its task, because it may do more than return its coroutine.
-        self._main = self._thread.loop.create_task(_awaited(self._function), context=self._context)
+        self._main = self._thread.loop.create_task(_awaited(function), context=self._context)
 
     def cancel(self, reason: CancelReason | None) -> None:
         """Cancels the handler, the first time it is called. `reason` is None if its job is not cancelled."""
@@ -236,17 +241,37 @@ class _Call:
     def _end_what_is_left(self) -> None:
         """Cancels the tasks that the handler left behind, then the tasks that those made meanwhile, and so on: a task that
         another starts at its end may be its clean-up, so no new task is cancelled before the others have ended. Takes as long
-        as needed: the tasks belong to the job."""
+        as needed: the tasks belong to the job. One that starts itself again whenever it ends would keep both loops busy with
+        that (13,000 rounds a second), so later rounds come more and more slowly."""
         if self._ending:
             return
         if left := [task for task in self.tasks if not task.done()]:
-            claim = self.running.claim
-            event = TasksLeftBehind(claim.id, claim.kind, tuple(task.get_name() for task in left))
-            self._thread.on_trio(partial(self._observer.emit, event))
             self._ending = set(left)
-            for task in left:
-                task.cancel()
+            self._rounds += 1
+            if self._rounds in (1, _ROUNDS):
+                claim = self.running.claim
+                event = TasksLeftBehind(claim.id, claim.kind, tuple(task.get_name() for task in left))
+                self._thread.on_trio(partial(self._observer.emit, event))
+            if self._rounds <= _ROUNDS:
+                self._cancel_left()
+            else:
+                pause = min(_PAUSE * (self._rounds - _ROUNDS), _LONGEST_PAUSE)
+                self._thread.loop.call_later(pause, self._cancel_left)
         elif not self.tasks:
+            # What else is called as the last one ends may make a task: that is seen in the next turn of the loop.
+            if self._rounds:
+                self._thread.loop.call_soon(self._end)
+            else:
+                self._end()
+
+    def _cancel_left(self) -> None:
+        for task in [*self._ending]:
+            task.cancel()
+
+    def _end(self) -> None:
+        if self.tasks:
+            self._end_what_is_left()
+        elif not self.over:
             self.over = True
             self._thread.on_trio(self._reschedule)
 

@@ -5,6 +5,7 @@ The child reads a line of an order only when it has taken the line's ticket (lin
 from __future__ import annotations
 
 import sys
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -32,6 +33,8 @@ _LEAVES = 1000
 _LIMIT = 65_536
 """Bytes of an exception's message that cross."""
 _BASES = 50
+_SHORT, _ATTRIBUTES = 1000, 50
+"""Characters of a text among an exception's arguments and attributes that cross, and how many attributes."""
 
 
 class Importable(msgspec.Struct, frozen=True):
@@ -75,7 +78,8 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
     delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own).
     `took` and `leaves` as of `Returned`. `bases`: the classes from which its own is derived, nearest first, of which the worker
-    may know one where it does not know that: a class in a function has no place."""
+    may know one where it does not know that: a class in a function has no place. `args` and `attributes`: what of its own JSON
+    carries."""
 
     place: Importable
     text: str
@@ -85,6 +89,8 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     took: float | None = None
     leaves: bool = False
     bases: list[Importable] = []
+    args: list[Any] = []
+    attributes: dict[str, Any] = {}
 
 
 class Late(msgspec.Struct, frozen=True, tag="late"):
@@ -140,7 +146,35 @@ def _described(error: BaseException, record: str) -> Raised:
     module, name = place_of(wish)
     text = cut(storable(message_of(error)), _LIMIT)
     bases = [Importable(*place_of(base)) for base in bases_of(error)[:_BASES]]
-    return Raised(Importable(module, name), text, record, seconds=_seconds_of(error), bases=bases)
+    args, attributes = _own_of(error)
+    place = Importable(module, name)
+    return Raised(place, text, record, seconds=_seconds_of(error), bases=bases, args=args, attributes=attributes)
+
+
+def _own_of(error: BaseException) -> tuple[list[Any], dict[str, Any]]:
+    """Its arguments, and its attributes, as far as they are JSON's own values and small: a retry policy asks for a status, a
+    number of seconds, an errno. Its arguments cross all or not at all."""
+    try:
+        # Not by way of its class, which may do anything.
+        args = cast("tuple[object, ...]", BaseException.__getattribute__(error, "args"))
+        attributes = cast("dict[object, object]", BaseException.__getattribute__(error, "__dict__"))
+        plain = {name: value for name, value in [*attributes.items()] if isinstance(name, str) and _is_plain(value)}
+        return [*args] if all(map(_is_plain, args)) else [], plain if len(plain) <= _ATTRIBUTES else {}
+    except Exception:  # an attribute that is another thread's, say: the class and the text say most
+        return [], {}
+
+
+def _is_plain(value: object) -> bool:
+    # No subclasses, which may do anything.
+    match value:
+        case str() if type(value) is str:
+            return len(value) <= _SHORT and storable(value) == value
+        case int() if type(value) in (int, bool):
+            return abs(value) < 2**63
+        case float() if type(value) is float:
+            return isfinite(value)
+        case _:
+            return value is None
 
 
 def _seconds_of(error: BaseException) -> float | None:
@@ -173,8 +207,8 @@ def rebuild(raised: Raised) -> Exception:
         try:
             kept = {"__module__": raised.place.module, "__str__": said, STANDS_FOR: known}
             named: Any = type(name, (base,), kept)
-            # Not through __init__, which may require any arguments.
-            error: Any = base.__new__(named)
+            error = _made(base, named, raised.args)
+            error.__dict__.update(raised.attributes)
             if raised.seconds is not None:
                 error.seconds = raised.seconds
         except Exception:  # noqa: S112 -- whatever the class does when another is derived from it
@@ -182,6 +216,16 @@ def rebuild(raised: Raised) -> Exception:
         if issubclass(type(error), base):
             return error
     return Exception(raised.text)
+
+
+def _made(base: type[Exception], named: Any, args: list[Any]) -> Any:
+    """Not through __init__, which may require any arguments. An OSError reads its errno in __new__."""
+    try:
+        return base.__new__(named, *args)
+    except Exception:  # a __new__ of its own, which takes other ones
+        error: Any = base.__new__(named)
+        error.args = tuple(args)
+        return error
 
 
 def _find(place: Importable) -> type[BaseException] | None:
