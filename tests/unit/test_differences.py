@@ -186,7 +186,7 @@ LOST: list[tuple[Any, Any, str]] = [
     (list[Opens], [Opens(time(8)), Opens(time(9, tzinfo=BERLIN))], r"value\[1\]\.at"),
     (Animal | None, Dog(), r"value\.bark"),
     # A dictionary in the place of an object, with a name that is none of its fields.
-    (Animal, {"name": "y", "nmae": "z"}, r"value\.nmae"),
+    (Animal, {"name": "y", "n_me": "z"}, r"value\.n_me"),
     (list[Tree], [{"value": 1, "below": [{"value": 2, "belov": []}]}], r"value\[0\]\.below\[0\]\.belov"),
     (Nicked, {"nick": "y", "name": "y"}, r"value\.name"),
     (Sizes, {"wide": 1, "wjde": 2}, r"value\.wjde"),
