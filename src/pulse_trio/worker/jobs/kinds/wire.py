@@ -36,6 +36,9 @@ _BASES = 50
 _SHORT, _ATTRIBUTES = 1000, 50
 """Characters of a text among an exception's arguments and attributes that cross, and how many attributes."""
 
+_ARGS, _DICT = cast("Any", vars(BaseException)["args"]), cast("Any", vars(BaseException)["__dict__"])
+"""Python's own: those of an exception's class may do anything."""
+
 
 class Importable(msgspec.Struct, frozen=True):
     """A handler or an exception's class, by where it is found: `module` to import, `name` in it."""
@@ -155,9 +158,8 @@ def _own_of(error: BaseException) -> tuple[list[Any], dict[str, Any]]:
     """Its arguments, and its attributes, as far as they are JSON's own values and small: a retry policy asks for a status, a
     number of seconds, an errno. Its arguments cross all or not at all."""
     try:
-        # Not by way of its class, which may do anything.
-        args = cast("tuple[object, ...]", BaseException.__getattribute__(error, "args"))
-        attributes = cast("dict[object, object]", BaseException.__getattribute__(error, "__dict__"))
+        args: tuple[object, ...] = _ARGS.__get__(error)
+        attributes: dict[object, object] = _DICT.__get__(error)
         plain = {name: value for name, value in [*attributes.items()] if isinstance(name, str) and _is_plain(value)}
         return [*args] if all(map(_is_plain, args)) else [], plain if len(plain) <= _ATTRIBUTES else {}
     except Exception:  # an attribute that is another thread's, say: the class and the text say most
