@@ -36,7 +36,7 @@ _BASES = 50
 _SHORT, _ATTRIBUTES = 1000, 50
 """Characters of a text among an exception's arguments and attributes that cross, and how many attributes."""
 
-_ARGS, _DICT = cast("Any", vars(BaseException)["args"]), cast("Any", vars(BaseException)["__dict__"])
+_ARGS, _DICT = vars(BaseException)["args"], vars(BaseException)["__dict__"]
 """Python's own: those of an exception's class may do anything."""
 
 
