@@ -207,7 +207,7 @@ async def test_what_cannot_be_is_refused_before_a_connection_is_used(what: str, 
     client = Client(connection, handlers=registry() if what in NEEDS_HANDLERS else None)
     with pytest.raises(error, match=message):
         await call(client)
-    with pytest.raises(DatabaseUnavailable):
+    with pytest.raises(ConfigurationError, match="The connection cannot be used"):
         await client.enqueue(send, 42)
 
 

@@ -222,7 +222,8 @@ async def test_a_deadline_that_strikes_while_a_block_is_closed_for_an_inner_one_
         late: list[str] = []
 
         async def part(name: str) -> None:
-            with job.move_on_after(0.1, key=f"limit-{name}") as limit:
+            # Long enough for the child to have begun: else its block is closed at once.
+            with job.move_on_after(0.5, key=f"limit-{name}") as limit:
                 async with job.durable_nursery(key=f"block-{name}") as nursery:
                     nursery.start_soon(child.options(child_key=name))
             if limit.cancelled_caught:
@@ -235,7 +236,7 @@ async def test_a_deadline_that_strikes_while_a_block_is_closed_for_an_inner_one_
             struck.set()
 
         async with trio.open_nursery() as beside:
-            with job.move_on_after(1.0) as outer:
+            with job.move_on_after(1.5) as outer:
                 beside.start_soon(watch)
                 async with trio.open_nursery() as tasks:
                     tasks.start_soon(part, "a")

@@ -229,16 +229,19 @@ async def test_a_server_that_does_not_answer_is_away(
     dsn: str, window: Window, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL ends no statement then: the page waited for ever."""
-    monkeypatch.setattr(database, "_MOST_STATEMENTS", 0)
-    monkeypatch.setattr(database, "PATIENCE_TO_CONNECT", 1)
-    for name in ("cancel_timeout", "cleanup_timeout"):
-        monkeypatch.setattr(TrioConnection, name, 0.1)
     async with open_site(dsn) as site:
         assert (await site.get("/jobs")).status_code == 200
-        of_page = window.value("SELECT pid FROM pg_stat_activity WHERE application_name = 'pulse-trio web'")
+        of_page = window.value(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE application_name = 'pulse-trio web' AND datname = current_database()"
+        )
         os.kill(of_page, signal.SIGSTOP)
         try:
-            with anyio.fail_after(30):
+            with monkeypatch.context() as shorter, anyio.fail_after(30):
+                shorter.setattr(database, "_MOST_STATEMENTS", 0)
+                shorter.setattr(database, "PATIENCE_TO_CONNECT", 1)
+                for name in ("cancel_timeout", "cleanup_timeout"):
+                    shorter.setattr(TrioConnection, name, 0.1)
                 page = await site.get("/jobs")
         finally:
             os.kill(of_page, signal.SIGCONT)
