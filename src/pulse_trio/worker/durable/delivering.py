@@ -157,9 +157,10 @@ class Delivering:
         return next(self._closing(), None) is not None
 
     def _closing(self) -> Iterator[trio.lowlevel.Task]:
-        """These tasks. Not one in a block, whose children may end elsewhere."""
+        """These tasks. Not one in a block, whose children may end elsewhere; nor one that a replay has wait for its line, which
+        may come after what another task that is cut short does next."""
         for task, call in self._durable.standing.items():
-            if call.kind != "block" and self.is_cut(task) and not self.has(task):
+            if call.kind != "block" and call.turn is None and self.is_cut(task) and not self.has(task):
                 yield task
 
     @property
