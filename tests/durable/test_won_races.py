@@ -164,15 +164,9 @@ async def test_a_call_that_had_begun_has_its_line_again_though_the_attempt_was_l
             await trees.lose(job.id)
         return "won"
 
-    async def is_slower() -> None:
-        await asks.wait()
-        for _ in range(20):
-            await trio.lowlevel.checkpoint()
-        plain.end()
-
     job_id = trees.enqueue("order")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(is_slower)
+        nursery.start_soon(plain.end_after, asks)
         while trees.job(job_id)["finished_at"] is None:
             await trees.burst()
     keys = [
@@ -238,10 +232,7 @@ async def test_a_call_that_began_while_the_winner_waited_for_its_turn_has_begun_
 
     async def is_slower() -> None:
         await lost.wait()
-        await asks.wait()
-        for _ in range(20):
-            await trio.lowlevel.checkpoint()
-        plain.end()
+        await plain.end_after(asks)
 
     job_id = trees.enqueue("order")
     with trio.fail_after(30):
@@ -347,16 +338,10 @@ async def test_a_scope_that_was_opened_while_the_winner_waited_for_its_turn_is_o
             await trees.lose(job.id)
         return "won"
 
-    async def is_slower() -> None:
-        await asks.wait()
-        for _ in range(20):
-            await trio.lowlevel.checkpoint()
-        plain.end()
-
     job_id = trees.enqueue("order")
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(is_slower)
+            nursery.start_soon(plain.end_after, asks)
             await trees.burst()
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "won")
     assert trees.job(job_id)["attempt"] == 2

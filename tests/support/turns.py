@@ -56,3 +56,10 @@ class PlainAwait:
         task, self._task = self._task, None
         if task is not None:
             trio.lowlevel.reschedule(task)
+
+    async def end_after(self, event: trio.Event) -> None:
+        """The task goes on some passes of Trio's loop after the event: it is slower than the one that sets that."""
+        await event.wait()
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        self.end()

@@ -124,7 +124,7 @@ async def _answers(connection: psycopg.AsyncConnection[Any]) -> bool:
     except (psycopg.Error, TimeoutError):
         connection.pgconn.finish()
         return False
-    except BaseException:
+    except BaseException:  # cancelled while it was asked, so that its answer is still to come
         connection.pgconn.finish()
         raise
     return True

@@ -110,7 +110,7 @@ async def foreign_block(connection: AsyncForeign, schema: str) -> AsyncGenerator
             except BaseException as error:
                 inner = error
                 raise
-    except Exception as error:
+    except Exception as error:  # any library's
         if error is inner or (translated := _translated(error, schema)) is None:
             raise
         raise translated from error
@@ -127,7 +127,7 @@ def foreign_block_sync(connection: Foreign, schema: str) -> Generator[None]:
             except BaseException as error:
                 inner = error
                 raise
-    except Exception as error:
+    except Exception as error:  # any library's
         if error is inner or (translated := _translated(error, schema)) is None:
             raise
         raise translated from error

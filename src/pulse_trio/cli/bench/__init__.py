@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 jobs_option = partial(click.option, "--jobs", type=click.IntRange(1, 10_000_000), metavar="NUMBER", show_default=True)
+together_option = partial(
+    click.option, type=click.IntRange(1, MOST_AT_ONCE), default=500, metavar="NUMBER", show_default=True
+)
 runs_option = click.option(
     "--runs", type=click.IntRange(1, 100), default=3, metavar="NUMBER", show_default=True, help="The median counts."
 )
@@ -47,14 +50,7 @@ def bench() -> None:
 
 @bench.command()
 @jobs_option(default=20_000, help="No-op jobs to drain.")
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, MOST_AT_ONCE),
-    default=500,
-    metavar="NUMBER",
-    show_default=True,
-    help="Jobs at once.",
-)
+@together_option("--concurrency", help="Jobs at once.")
 @runs_option
 @dsn_option
 @json_option
@@ -70,14 +66,7 @@ def drain(jobs: int, concurrency: int, runs: int, dsn: str | None, as_json: bool
 
 @bench.command()
 @jobs_option(default=20_000, help="Jobs to claim and complete.")
-@click.option(
-    "--batch",
-    type=click.IntRange(1, MOST_AT_ONCE),
-    default=500,
-    metavar="NUMBER",
-    show_default=True,
-    help="Jobs a claim.",
-)
+@together_option("--batch", help="Jobs a claim.")
 @runs_option
 @dsn_option
 @json_option

@@ -157,26 +157,21 @@ def _described(error: BaseException, record: str) -> Raised:
 def _own_of(error: BaseException) -> tuple[list[Any], dict[str, Any]]:
     """Its arguments, and its attributes, as far as they are JSON's own values and small: a retry policy asks for a status, a
     number of seconds, an errno. Its arguments cross all or not at all."""
-    try:
-        args: tuple[object, ...] = _ARGS.__get__(error)
-        attributes: dict[object, object] = _DICT.__get__(error)
-        plain = {name: value for name, value in [*attributes.items()] if isinstance(name, str) and _is_plain(value)}
-        return [*args] if all(map(_is_plain, args)) else [], plain if len(plain) <= _ATTRIBUTES else {}
-    except Exception:  # an attribute that is another thread's, say: the class and the text say most
-        return [], {}
+    args: tuple[object, ...] = _ARGS.__get__(error)
+    attributes: dict[Any, object] = _DICT.__get__(error)
+    plain = {name: value for name, value in [*attributes.items()] if type(name) is str and _is_plain(value)}
+    return [*args] if all(map(_is_plain, args)) else [], plain if len(plain) <= _ATTRIBUTES else {}
 
 
 def _is_plain(value: object) -> bool:
-    # No subclasses, which may do anything.
-    match value:
-        case str() if type(value) is str:
-            return len(value) <= _SHORT and storable(value) == value
-        case int() if type(value) in (int, bool):
-            return abs(value) < 2**63
-        case float() if type(value) is float:
-            return isfinite(value)
-        case _:
-            return value is None
+    # By its very type: a subclass, or an object that only says that it is one, may do anything.
+    kind = type(value)
+    if kind is str:
+        text = cast("str", value)
+        return len(text) <= _SHORT and storable(text) == text
+    if kind is int or kind is bool:
+        return abs(cast("int", value)) < 2**63
+    return value is None or (kind is float and isfinite(cast("float", value)))
 
 
 def _seconds_of(error: BaseException) -> float | None:
