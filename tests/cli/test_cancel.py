@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
+from pulse_trio import DatabaseUnavailable
+from pulse_trio.cli import database
 from pulse_trio.postgres import TrioConnection
 
 if TYPE_CHECKING:
@@ -71,3 +75,23 @@ async def test_wait_outlasts_a_restart_of_the_database(processes: Processes, com
     worker.go_on()
     assert await waiting.ended() == 0, waiting.report()
     assert waiting.stdout == f"{job_id} cancelled\n"
+
+
+def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was said again when the server refused the first new connection; a later outage is another."""
+    gone = DatabaseUnavailable("gone")
+    opened: list[object] = [gone, gone, "second client", gone, "third client"]
+    waits: dict[object, object] = {"first client": gone, "second client": gone, "third client": "cancelled"}
+
+    def come(what: object) -> Any:
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+    monkeypatch.setattr(database, "open_store", lambda *_: nullcontext(come(opened.pop(0))))
+    monkeypatch.setattr(database, "choose_database", lambda _: mock.Mock(dsn=""))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    first: Any = "first client"
+    assert database.outlast(first, None, None, lambda client: come(waits[client]), "begun") == "cancelled"
+    assert opened == []
+    assert capsys.readouterr().err.count("begun; waiting for the database: gone") == 2

@@ -169,16 +169,18 @@ def outlast(client: SyncClient, dsn: str | None, schema: str | None, wait: Calla
     """What `wait` returns. It is called again, with another client, after the database could not be reached: `begun` is what
     was done before, for the notice."""
     failures = 0
+    in_outage = False
     while True:
         try:
-            if not failures:
+            if not in_outage:
                 return wait(client)
             # As if it was given on the command line: which database it is was said.
             with open_store(choose_database(dsn).dsn, schema) as another:
-                failures = 1
+                failures = 0
                 return wait(another)
         except DatabaseUnavailable as error:
-            if failures < 2:
+            if not failures:
                 notice(f"{begun}; waiting for the database: {error}")
+        in_outage = True
         time.sleep(reconnect_delay(failures))
         failures += 1
