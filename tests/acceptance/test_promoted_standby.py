@@ -10,8 +10,9 @@ import trio
 
 from pulse_trio import DatabaseUnavailable, Handlers, Job, open_client
 from pulse_trio.migrate import migrate_sync
-from pulse_trio.observe import DatabaseFound, DatabaseLost, JobStarted
+from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobStarted
 from support.embedded_workers import WITHIN, working
+from support.put_back import LEASE_OVER
 from support.replicated import PROGRAMS, Pair, open_pair
 from support.workers import rows, until
 
@@ -42,7 +43,7 @@ class Trial:
 
     def __init__(self) -> None:
         self.handlers = Handlers()
-        self.released = trio.Event()
+        self.reserved, self.isolated, self.charged, self.released = (trio.Event() for _ in range(4))
         self.acknowledged: dict[int, int] = {}
         self.runs: list[tuple[str, int]] = []
 
@@ -56,10 +57,24 @@ class Trial:
             self.runs.append(("returns", n))
             return n
 
+        @self.handlers.job(durable=True)
+        async def order(job: Job) -> list[int]:
+            done = [await job.step(self.note, 1)]
+            self.reserved.set()
+            await self.isolated.wait()
+            done.append(await job.step(self.note, 2))
+            self.charged.set()
+            await self.released.wait()
+            return [*done, await job.step(self.note, 3)]
+
         @self.handlers.job
         async def held(job: Job) -> str:
             await self.released.wait()
             return "held"
+
+    async def note(self, n: int) -> int:
+        self.runs.append(("order", n))
+        return n
 
     async def produce(self, client: Client, count: int) -> None:
         """Enqueues until so many more were acknowledged, whatever is lost on the way."""
@@ -110,6 +125,8 @@ async def test_with_an_asynchronous_standby_what_it_had_not_received_is_lost_and
         await trial.produce(client, 10)
         await until(pair.primary.dsn, f"SELECT WHERE NOT EXISTS ({LEFT})")
         before = await client.enqueue("returns", {"n": 1000}, delay=3600)
+        order = await client.enqueue("order")
+        await trial.reserved.wait()
         here = await trio.to_thread.run_sync(pair.primary.ask, "SELECT pg_current_wal_lsn()::text")
         await until(pair.standby.dsn, f"SELECT WHERE pg_last_wal_replay_lsn() >= '{here}'")
         await trio.to_thread.run_sync(pair.stop_sending)
@@ -118,8 +135,14 @@ async def test_with_an_asynchronous_standby_what_it_had_not_received_is_lost_and
         assert await client.retry(before.id) == "available"
         await until(pair.primary.dsn, f"{DONE} AND id = {before.id}")
         assert trial.runs.count(("returns", 1000)) == 1
+        trial.isolated.set()
+        await trial.charged.wait()
         await trio.to_thread.run_sync(pair.fail_over)
         await heard.until(DatabaseFound)
+        # Its second line is gone: the attempt ends, and another one goes on after the first line, when the lease is over.
+        await heard.until(FenceLost, job_id=order.id)
+        await until(pair.standby.dsn, LEASE_OVER.format(order.id))
+        trial.released.set()
         found = dict(rows(pair.standby.dsn, "SELECT id, state FROM pulse.jobs"))
         assert lost.id not in found
         assert found[before.id] == "scheduled"
@@ -135,4 +158,5 @@ async def test_with_an_asynchronous_standby_what_it_had_not_received_is_lost_and
         assert trial.runs.count(("returns", 1000)) == 2
         await trial.produce(client, 10)
         await until(pair.standby.dsn, f"SELECT WHERE NOT EXISTS ({LEFT})")
+    assert [n for kind, n in trial.runs if kind == "order"] == [1, 2, 2, 3]
     assert set(trial.acknowledged) <= {row[0] for row in rows(pair.standby.dsn, DONE)}

@@ -113,6 +113,39 @@ async def crash_taken_back_twice(s: Scene) -> bool:
     return s.crashes(first) != 1
 
 
+# A step back of the database
+
+
+async def void(s: Scene, claim: Claim) -> None:
+    async with s.a.links.claims.using() as connection:
+        await s.a.lineage.make_void(connection, [claim])
+
+
+def is_void(s: Scene, claim: Claim) -> bool:
+    row = s.w.row(claim.id)
+    return row is not None and row["locked_by"] < 0
+
+
+async def step_back_under_a_later_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    await void(s, stale)
+    return is_void(s, stale)
+
+
+async def step_back_under_another_session(s: Scene) -> bool:
+    claim = await s.running(s.b)
+    await void(s, s.as_a(claim))
+    return is_void(s, claim)
+
+
+async def step_back_under_another_job(s: Scene) -> bool:
+    gone = await s.completed()
+    other = await s.running()
+    await void(s, gone)
+    return is_void(s, other)
+
+
 # Progress
 
 
@@ -784,6 +817,9 @@ TORN = [
     Torn("forgive_crash", r"a\.job_id = ANY \(ARRAY\[r\.id\]\)", crash_of_another_job),
     Torn("forgive_crash", r"j\.id = ANY \(ARRAY\[held\.id\]\)", crash_of_another_job),
     Torn("forgive_crash", r"a\.error = %\(expired\)s::text", crash_taken_back_twice),
+    Torn("void_claims", r"j\.attempt = [rh]\.attempt", step_back_under_a_later_attempt),
+    Torn("void_claims", r"j\.locked_by = [rh]\.session", step_back_under_another_session),
+    Torn("void_claims", r"j\.id = ANY \(ARRAY\[[rh]\.id\]\)", step_back_under_another_job),
     Torn("progress", r"j\.attempt = s\.attempt", progress_of_an_earlier_attempt),
     Torn("progress", r"j\.locked_by = s\.session", progress_of_another_session),
     Torn("progress", r"j\.id = ANY \(ARRAY\[s\.id\]\)", progress_of_a_finished_job),

@@ -71,7 +71,7 @@ READING = {
     "tree", "lines_of", "history_of", "unreceived_of", "compensated", "unfinished_clean_ups", "owing_members",
     "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",
-    "left_leases",
+    "last_sign", "left_leases",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
@@ -79,7 +79,7 @@ READING = {
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle",
            "doctor_holders", "doctor_lockers", "doctor_may_ids", "table_counters", "queue_estimates",
-           "doctor_server", "end_transaction", "act_as", "missing_rights", "row_security"}  # fmt: skip
+           "doctor_server", "end_transaction", "which_copy", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_keep", "batch_add", "batch_close", "batch_close_kept", "batch_due", "batch_lock"}
 WAITING = BATCHES - {"batch_due"} | {

@@ -39,6 +39,8 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_delivered": FENCE,
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
+    "void_claims": FENCE,
+    "last_sign": {"session": 7},
     "bury": {"id": 5, "attempt": 1, "session": 7, "outcome": "failed", "error": "it failed", "bare": False},
     "forgive_crash": FENCE | {"expired": "gone", "came_back": "back"},
     "cancel_close": {},
@@ -375,8 +377,9 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
     elsewhere = {
         # Reads no table: sets a variable.
         "act_as",
-        # Nor does this: it reads the server's activity.
+        # Nor do these: they read the server's activity, and the list of its databases.
         "end_transaction",
+        "which_copy",
         # Writes one row of another table.
         "note_enqueue",
         "note_event",

@@ -3,4 +3,4 @@
 UPDATE :"schema".session SET seen_at = clock_timestamp(), running = CASE WHEN id = %(session)s::bigint THEN %(running)s::int ELSE 0 END,
        concurrency = CASE WHEN id = %(session)s::bigint THEN concurrency ELSE 0 END, draining = %(draining)s::boolean
 WHERE id = ANY (%(sessions)s::bigint[]) AND ended_at IS NULL
-RETURNING extract(epoch FROM clock_timestamp())::float8
+RETURNING id, extract(epoch FROM seen_at)::float8

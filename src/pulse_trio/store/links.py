@@ -14,6 +14,7 @@ import psycopg
 from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageError
 from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from .disk_full import disk_full
+from .lineage import Lineage
 from .rows import ROWS_FAULT, caused_by_a_row, said_of
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ class WorkerLink(Link):
     up."""
 
     def __init__(
-        self, dsn: str, name: str, settings: dict[str, str], schema: str, patience: float, callbacks: Callbacks
+        self, dsn: str, name: str, settings: dict[str, str], lineage: Lineage, patience: float, callbacks: Callbacks
     ) -> None:
         async def configure(connection: TrioConnection[Any]) -> None:
             await configure_session(connection, settings)
+            await lineage.check(connection)
 
         super().__init__(
             dsn, name=name, configure=configure, statement_timeout=patience, application_name=f"pulse-trio {name}"
@@ -70,7 +72,7 @@ class WorkerLink(Link):
         # Together with the patience this is less than a third of the lease, however short that is: the worker notices a silent
         # server in time for another try.
         self.cancel_timeout = min(Link.cancel_timeout, patience * 0.75)
-        self._schema = schema
+        self._schema = lineage.schema
         self._callbacks = callbacks
 
     @asynccontextmanager
@@ -114,9 +116,9 @@ class Links:
         def link(
             name: str, settings: dict[str, str], *, to: str = dsn, patience: float = leases.patience
         ) -> WorkerLink:
-            return WorkerLink(to, name, settings, schema, patience, callbacks)
+            return WorkerLink(to, name, settings, self.lineage, patience, callbacks)
 
-        self.schema = schema
+        self.lineage = Lineage(schema)
         self.claims = link("claims", WORKER_SETTINGS)
         self.settles = link("settles", WORKER_SETTINGS)
         # For large results: one that takes seconds to send delays no other statement.
@@ -136,6 +138,11 @@ class Links:
         self.figures = link("metrics", WORKER_SETTINGS)
         # For running parents: a large fan-out may not delay an outcome or a line of a history.
         self.trees = link("trees", WORKER_SETTINGS)
+
+    @property
+    def schema(self) -> str:
+        """Where pulse-trio's tables are."""
+        return self.lineage.schema
 
     @property
     def start_patience(self) -> float:

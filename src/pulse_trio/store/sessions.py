@@ -86,13 +86,16 @@ class Sessions:
         """Shows a sign of life, and how many jobs this worker runs. `held`: the sessions under which it has claimed those it
         holds. An earlier session without any ends with the second sign of life after it: one process is one worker."""
         async with self._links.beats.using() as connection:
-            sent = trio.current_time()
+            sent, session = trio.current_time(), self.current
             cursor = await connection.execute(
                 statement("touch_sessions", self._schema),
-                {"session": self.current, "sessions": self.ids, "running": running, "draining": draining},
+                {"session": session, "sessions": self.ids, "running": running, "draining": draining},
                 prepare=True,
             )
-            self.set_clock(sent, await cursor.fetchall())
+            seen: dict[int, float] = dict(await cursor.fetchall())
+            self.set_clock(sent, [(clock,) for clock in seen.values()])
+            if session in seen:  # not in a copy that is older than the session
+                self._links.lineage.accepted(session, seen[session])
             past = {one for one in self.ids if one != self.current and one not in held}
             over, self._past = sorted(past & self._past), past
             if over:
@@ -110,6 +113,7 @@ class Sessions:
         if row is not None and row[0] != self._server:
             self._server = row[0]
             self._generation = 0
+            await self._links.lineage.check(connection)
 
     def set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
         """Notes the time that the database gave in the one row of an answer; `sent`: when it was asked, on Trio's clock."""

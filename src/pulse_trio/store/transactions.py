@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..lines import Lines
     from ..postgres import TrioConnection, TrioPool
     from ..postgres.pool_slots import Slot
+    from .lineage import Lineage
 
 _SIZE = 10
 """Connections of one worker for fenced transactions, at most: a database has 100 for all."""
@@ -195,9 +196,10 @@ class Begun:
 class FencedTransactions:
     """The fenced transactions of one worker."""
 
-    def __init__(self, dsn: str, *, schema: str, concurrency: int, keep: bool) -> None:
+    def __init__(self, dsn: str, lineage: Lineage, *, concurrency: int, keep: bool) -> None:
         self._dsn = dsn
-        self._schema = schema
+        self._lineage = lineage
+        self._schema = lineage.schema
         self._size = min(concurrency, _SIZE)
         self._keep = keep
         self._pool: TrioPool | None = None
@@ -211,6 +213,7 @@ class FencedTransactions:
 
         async def configure(connection: TrioConnection[Any]) -> None:
             connection.cancel_timeout = connection.cleanup_timeout = within
+            await self._check(connection)
             connection.epilogue = None if connection.pooled else RESET_SESSION
 
         async with open_pool(
@@ -223,6 +226,15 @@ class FencedTransactions:
             application_name="pulse-trio transactions",
         ) as self._pool:
             yield
+
+    async def _check(self, connection: TrioConnection[Any]) -> None:
+        # A step must not be committed in an older copy of the database, if this connection is the first that reaches it.
+        try:
+            async with connection.transaction():
+                await connection.command(pinned_for_transaction())
+                await self._lineage.check(connection)
+        except psycopg.Error as error:
+            raise DatabaseUnavailable(f"the transactions of handlers: {str(error).strip()}") from error
 
     @asynccontextmanager
     async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[Begun]:

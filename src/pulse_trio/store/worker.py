@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .beats import Beat
     from .claimed import ClaimCursor, ClaimResult
     from .limits import Limited
+    from .lineage import Lineage
     from .outcomes import Settlement
     from .schedules import Broken, Fired
     from .sweeping import Sweep
@@ -118,7 +119,7 @@ class WorkerStore:
         self.waking = Waking(self.links, schema, held, queues)
         self.upkeep = Upkeep(self.links.watch, schema, self.sessions, writer, callbacks)
         self.firing = Firing(self.links.watch, schema, self.sessions, callbacks)
-        self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
+        self.transactions = FencedTransactions(dsn, self.links.lineage, concurrency=concurrency, keep=keep)
 
     async def aclose(self) -> None:
         """Closes every connection."""
@@ -128,6 +129,11 @@ class WorkerStore:
     def figures(self) -> QueueFigures:
         """What metrics need to know."""
         return QueueFigures(self.links.figures, self.links.schema)
+
+    @property
+    def lineage(self) -> Lineage:
+        """Whether the database is what it was."""
+        return self.links.lineage
 
     @property
     def trees(self) -> Trees:

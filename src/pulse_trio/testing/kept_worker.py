@@ -33,7 +33,7 @@ class KeepingWorker(Worker):
             return await super()._register()
         # The worker before this one has checked the schema.
         session = await self._store.sessions.open_session()
-        await self._store.startup.declare_limits(self._handlers.queue_limits)
+        await self._declarations.declare_limits()
         await self._declarations.declare_deaths()
         return session
 

@@ -44,6 +44,7 @@ from .processes.quarantine import Quarantine
 from .resources import WorkerResources
 from .upkeep.batches import Batches
 from .upkeep.scheduler import Scheduler
+from .upkeep.steps_back import StepsBack
 from .upkeep.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Parts:
     ahead: Ahead
     wakeups: Wakeups
     scheduler: Scheduler
+    steps_back: StepsBack
     services: Services
 
 
@@ -183,5 +185,9 @@ def build(
         receiver=receiver,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
+    steps_back = StepsBack(jobs, declarations, scheduler, plan)
+    store.lineage.on_step_back = steps_back.happened
     ahead = Ahead(jobs, runner)
-    return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, ahead, wakeups, scheduler, services)
+    return Parts(
+        jobs, reports, runner, pool, resources, quarantine, claim_loop, ahead, wakeups, scheduler, steps_back, services
+    )

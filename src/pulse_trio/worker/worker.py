@@ -215,7 +215,6 @@ class Worker:
         stop before that. A worker runs once: a second call raises `UsageError`. Raises `SchemaError` if the schema is not what
         this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects. Raises
         `ResourceFailed` if a resource cannot be opened (no job was claimed), `ResourceLost` if one failed later.
-
         Raises `HandlerStuck` if a handler is still running `cleanup` + 1 seconds after it was cancelled: then the worker stops
         as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait has to end
         itself when the event `HandlerOverran` comes.
@@ -290,6 +289,7 @@ class Worker:
                 nursery.start_soon(services.looks.run)
                 nursery.start_soon(services.receiver.run)
                 nursery.start_soon(services.stuck.run)
+                nursery.start_soon(parts.steps_back.run)
                 if self._sampler is not None:
                     nursery.start_soon(self._sampler.run)
                 if self._hooks.on_stuck is not None:
@@ -343,7 +343,7 @@ class Worker:
     async def _register(self) -> int:
         await self._store.startup.check_schema()
         # Before there is a session: it is tried again while somebody's open transaction has a queue's row.
-        await self._store.startup.declare_limits(self._handlers.queue_limits)
+        await self._declarations.declare_limits()
         session = await self._store.sessions.open_session()
         if self._hooks.orders is None:
             await self._declarations.declare_deaths()

@@ -46,7 +46,7 @@ class MemoryStore(MemoryClaims):
 
     startup = sessions = claims = reports = beats = progress = requests = waking = upkeep = firing = figures = (
         histories
-    ) = trees = receipts = parts
+    ) = trees = receipts = lineage = parts
 
     async def recheck(self, limit: int = 100) -> Rechecked:
         """No job in memory has children."""

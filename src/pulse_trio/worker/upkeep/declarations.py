@@ -1,4 +1,4 @@
-"""What a worker's code declares to the database: its schedules, and which kinds have a hook for deaths."""
+"""What a worker's code declares to the database: its schedules, its queues' limits, and which kinds have a hook for deaths."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from ...handlers import death_hooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...handlers import DeathHook, Handlers, Schedule
+    from ...handlers import DeathHook, Handlers, QueueLimits, Schedule
 
 
 class DeclarationStore(Protocol):
+    async def declare_limits(self, limits: Sequence[QueueLimits]) -> None: ...
+
     async def declare_deaths(self, hooks: Sequence[DeathHook], others: Sequence[str]) -> None: ...
 
 
@@ -28,6 +30,10 @@ class Declarations:
     def schedules(self) -> Sequence[Schedule]:
         """The schedules declared so far: a program may declare some between making a worker and running it."""
         return self._handlers.schedules
+
+    async def declare_limits(self) -> None:
+        """Declares the limits of the queues."""
+        await self._store.declare_limits(self._handlers.queue_limits)
 
     async def declare_deaths(self) -> None:
         """Declares which kinds have a hook for the deaths of their jobs, and which have none."""

@@ -94,6 +94,10 @@ class Scheduler:
             return _TICK if remaining is None else min(remaining, _TICK)
         return 0 if await self._fire() else _ELSEWHERE
 
+    def declare_again(self) -> None:
+        """The database may not have the schedules any more."""
+        self._undeclared = list(self._declarations.schedules)
+
     async def fire_due(self) -> None:
         """Fires what is due now, instead of `run`, which goes on: for a program that moves time itself, and then knows whether
         anything is."""

@@ -1,0 +1,108 @@
+"""Whether the database that a worker reaches still is what it was, or has stepped back: an older copy is in its place.
+
+A standby that was a moment behind is promoted, a backup or a snapshot is put back: what the worker was told is written is not.
+Claims survive that, because their fence is in the row or is not. What a durable handler remembers does not: it goes on after
+lines and children that are gone, and its next attempt finds a hole in the history. So each new connection of a worker asks
+before anything else. The claims that its worker names are void then, in the database, before any other statement goes to it:
+whatever is still under way of these attempts is refused by the fence.
+
+Three things tell. Each stays the same where nothing is lost, and every step back that was tried changes one of them:
+
+- the database's number: a dump that was restored, and renamed;
+- its timeline, which each promotion and each recovery to a point in time begins anew;
+- this worker's own sign of life, which the database had accepted: a snapshot of the disks, or another server.
+
+Connections through a pooler outlive a change of servers. The claiming one asks again when the server's start has changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ..sql import statement
+from .arrays import fences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..jobs import Claim
+    from ..postgres import TrioConnection
+
+
+class Lineage:
+    """Of one worker."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self.on_step_back: Callable[[str], Sequence[Claim]] | None = None
+        """Is told what has changed. Returns the claims that are void: their attempts rest on what may be gone."""
+        self._known: tuple[int, str | None] | None = None
+        """The database's number and timeline."""
+        self._sign: tuple[int, float] | None = None
+        """A session of the worker, and the time of its last sign of life that the database has accepted."""
+        self._void: set[Claim] = set()
+        """Claims that are still to be made void."""
+        self._tells_timeline = True
+
+    def accepted(self, session: int, clock: float) -> None:
+        """The database has accepted a sign of life, at this time on its clock."""
+        self._sign = (session, clock)
+
+    async def check(self, connection: TrioConnection[Any]) -> None:
+        """Asks over a new connection, which nothing else has used. Raises psycopg's errors: the connection is no good then."""
+        found = await self._copy(connection)
+        change = self._change(found)
+        # A standby says nothing of its timeline: what was known before it stays known.
+        self._known = found if found[1] is not None or self._known is None else (found[0], self._known[1])
+        change = change or await self._missing_sign(connection)
+        if change is not None:
+            self._sign = None
+            self._void.update(self.on_step_back(change) if self.on_step_back is not None else ())
+        # Also those that another connection is about to make void: nothing goes to the database over this one before that.
+        if void := [*self._void]:
+            await self.make_void(connection, void)
+            self._void.difference_update(void)
+
+    async def make_void(self, connection: TrioConnection[Any], claims: Sequence[Claim]) -> None:
+        """From now on the fence refuses all that comes from these attempts."""
+        ordered = sorted(claims, key=lambda claim: claim.id)
+        await connection.execute(statement("void_claims", self.schema), fences(ordered))
+
+    async def _copy(self, connection: TrioConnection[Any]) -> tuple[int, str | None]:
+        if self._tells_timeline:
+            try:
+                return await self._asked(connection)
+            except psycopg.Error:
+                if connection.closed:
+                    raise
+                # Managed servers may refuse the functions that speak of WAL. The two other signs are left.
+                self._tells_timeline = False
+        return await self._asked(connection)
+
+    async def _asked(self, connection: TrioConnection[Any]) -> tuple[int, str | None]:
+        cursor = await connection.execute(
+            statement("which_copy", self.schema), {"tells_timeline": self._tells_timeline}
+        )
+        ((database, timeline),) = await cursor.fetchall()
+        return database, timeline
+
+    def _change(self, found: tuple[int, str | None]) -> str | None:
+        if self._known is None:
+            return None
+        if found[0] != self._known[0]:
+            return "it is another database"
+        if None not in (found[1], self._known[1]) and found[1] != self._known[1]:
+            return f"its timeline is {found[1]}, and was {self._known[1]}: a server was promoted or recovered"
+        return None
+
+    async def _missing_sign(self, connection: TrioConnection[Any]) -> str | None:
+        if self._sign is None:
+            return None
+        sign = session, clock = self._sign
+        cursor = await connection.execute(statement("last_sign", self.schema), {"session": session})
+        rows = await cursor.fetchall()
+        if (rows and rows[0][0] >= clock) or self._sign is not sign:
+            return None
+        return "a sign of life of this worker, which it had accepted, is not in it"
