@@ -79,14 +79,15 @@ def crash_points(
     person cancels the job at each checkpoint (Trio handlers only): what must be undone then? `dsn` is a PostgreSQL with the
     schema (the fixture `pulse_dsn`), for handlers with `job.transaction()`; without it the jobs are in memory. `handlers` is
     the handler's registry, if it uses resources or middleware. `timeout` is seconds for each attempt. Retries are due at once,
-    whatever their delay.
+    whatever their delay or the rate of their queue or key.
 
     A durable handler needs `dsn`. Its children run undisturbed, with `handlers`, or have the results that `children` gives for
     them: by handler or kind a value, an exception, or a function of their arguments. `events` are sent to each of its jobs
     before it begins: payloads by name, or pairs of both. Time passes for it where the database has a clock (`pulse_clock`).
 
     Works on Trio and asyncio. Raises `InvalidArguments`, `ConfigurationError`; in the loop `NeverEnds` (a `TimeoutError`) for a
-    handler that does not end, and `ConfigurationError` for a handler that does not come to the point of `only`.
+    handler that does not end or a job that something keeps waiting, and `ConfigurationError` for a handler that does not come
+    to the point of `only`.
     """
     if not isinstance(cast("object", handler), Handler):
         raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")

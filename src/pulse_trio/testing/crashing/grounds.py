@@ -14,13 +14,14 @@ from ...client import open_client
 from ...errors import InvalidTransition
 from ...states import FINISHED
 from ...store import WorkerStore
+from ...store.why import why
 from ..faults.proxy import open_proxy
 from ..given_resources import GivenResources
 from ..kept import KeptConnections, connected, hang_up, keeping_if_none_does, kept_for
 from ..kept_worker import KeepingWorker
 from ..memory import MemoryDatabase, MemoryStore
 from ..memory.worker import MemoryWorker
-from .others import QUEUE, Others
+from .others import QUEUE, Others, forget_rates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -39,6 +40,10 @@ _RESCUE_WITHIN = 10.0
 _RESCUE_PAUSE = 0.01
 _LOCKED_AFTER = 0.5
 """Seconds until a row counts as locked by the handler's own transaction. A heartbeat's statement holds it for less."""
+
+
+_OF_WORKERS = ("no_worker", "workers_draining", "workers_busy", "unknown_kind", "next")
+"""Why a job waits that has no worker: between two attempts it never has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,11 @@ class Look:
     @property
     def running(self) -> bool:
         return self.state == "running"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a worker."""
+        return self.state in ("available", "retryable", "scheduled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,10 @@ class Ground(Protocol):
         ...
 
     async def look(self, job_id: int) -> Look: ...
+
+    async def waits_for(self, job_id: int) -> list[str]:
+        """What keeps a waiting job from being claimed, as sentences."""
+        ...
 
     async def cancel(self, job_id: int) -> None:
         """A person cancels the job."""
@@ -169,6 +183,9 @@ class MemoryGround:
         result = None if job.result is None else msgspec.json.decode(job.result)
         return Look(str(job.state.value), job.attempt, result, job.error)
 
+    async def waits_for(self, job_id: int) -> list[str]:
+        return []
+
     async def cancel(self, job_id: int) -> None:
         self._database.cancel(job_id, notify=False)
 
@@ -219,6 +236,8 @@ class DatabaseGround:
     @asynccontextmanager
     async def worker(self, handlers: Handlers, instrument: Any, *, may_die: bool) -> AsyncGenerator[Worker]:
         self._sessions.clear()
+        # A retry is due at once, whatever rate its queue or its key has, and so is the job of the next run.
+        await anyio.to_thread.run_sync(forget_rates, self._dsn)
         worker = KeepingWorker(
             handlers,
             self._proxy.dsn if may_die else self._dsn,
@@ -263,6 +282,11 @@ class DatabaseGround:
     async def look(self, job_id: int) -> Look:
         job = await self._client.job(job_id)
         return Look(str(job.state), job.attempt, job.result, job.error)
+
+    async def waits_for(self, job_id: int) -> list[str]:
+        # The client's own operations do not say it: only `pulse-trio jobs show` does.
+        reasons = await self._client._run(why(job_id))  # pyright: ignore[reportPrivateUsage] -- as said
+        return [reason.text for reason in reasons if reason.code not in _OF_WORKERS]
 
     async def cancel(self, job_id: int) -> None:
         await self._client.cancel(job_id)

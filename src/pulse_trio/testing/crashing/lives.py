@@ -36,13 +36,15 @@ _ATTEMPTS = 100
 """After so many attempts a job counts as one that never ends."""
 _SUSPENSIONS = 10
 """After so many suspensions without a new line in its history, a durable handler counts as one that never ends."""
+_VAIN = 10
+"""After so many workers in a row that did not claim it, a job counts as one that something keeps waiting."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
 _HELD = "There it is not suspended, and waits in real time: it is in job.cleanup(), or in a scope of Trio's that has a deadline"
 
 
 class NeverEnds(TimeoutError):
-    """A handler did not end; or its job came back again and again."""
+    """A handler did not end, or its job came back again and again; or something keeps the job waiting."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,14 @@ async def live(
     job_id = await ground.enqueue(request)
     look = await ground.look(job_id)
     waits: list[int] = []
+    vain = 0
     for _ in range(_ATTEMPTS):
+        before = look.attempt
         await _attempt(ground, handler, registry, strikes, job_id, seconds)
         look = await ground.look(job_id)
+        vain = vain + 1 if look.attempt == before and not look.finished else 0
+        if vain == _VAIN:
+            raise NeverEnds(await _not_started(ground, handler, job_id, ""))
         if look.suspended:
             waits.append(await ground.until_due(job_id))
             if waits[-_SUSPENSIONS:] == [waits[-1]] * _SUSPENSIONS:
@@ -173,6 +180,8 @@ async def _attempt(
             process.child.collect()
     if blocked:
         raise NeverEnds(blocked)
+    if late and (await ground.look(job_id)).waits:
+        raise NeverEnds(await _not_started(ground, handler, job_id, f" within {seconds:g} s"))
     if late:
         held = (
             ". A killed attempt may still hold a lock (of a connection that crash_points cannot cut)"
@@ -186,6 +195,12 @@ async def _attempt(
         raise failed[0]
     if dead:
         await ground.rescue(job_id, dead=True)
+
+
+async def _not_started(ground: Ground, handler: Handler[..., Any], job_id: int, within: str) -> str:
+    """What is said of a job that no worker has claimed."""
+    reasons = " ".join(await ground.waits_for(job_id)) or "Is its row locked by another transaction?"
+    return f"the job of {handler.kind!r} waits, and no worker could start it{within}: {reasons}"
 
 
 async def _stop_when_ended(worker: Worker, ends: _Ends) -> None:

@@ -39,6 +39,10 @@ _PUT_OFF, _PATIENCE = 0.01, 20
 """Seconds until a tree is looked at again whose rows were locked (recheck_jobs puts that off by 5 ms), and how often."""
 _LINES = "SELECT count(*) FROM pulse.history WHERE job_id = %s"
 _HAS_CLOCK = "SELECT to_regclass('pulse_clock.clock') IS NOT NULL"
+_FORGET = """
+DELETE FROM pulse.bucket b USING (SELECT queue, key FROM pulse.bucket ORDER BY queue, key FOR UPDATE SKIP LOCKED) t
+WHERE (b.queue, b.key) = (t.queue, t.key)
+"""
 _LOOK, _LOOKS = 0.1, 3
 """So many looks, so many seconds apart, have to see that a handler keeps its slot. Then its children run beside it."""
 
@@ -70,7 +74,7 @@ class Others:
             if _TREES in left and looks < _PATIENCE:
                 looks += 1
                 await trio.sleep(_PUT_OFF)
-            elif left <= served:
+            elif left <= served and not await anyio.to_thread.run_sync(forget_rates, self._dsn):
                 raise ConfigurationError(_stuck(waits, has_clock=bool(self._has_clock)))
 
     @asynccontextmanager
@@ -105,17 +109,37 @@ class Others:
         queues = await anyio.to_thread.run_sync(self._look)
         if not queues:
             return set()
+        await anyio.to_thread.run_sync(forget_rates, self._dsn)
         settings: dict[str, Any] = {"queues": queues, "log": False}
         try:
             if self._has_clock:
                 await PulseClock(self._dsn, self._handlers).advance(**settings)
             else:
-                await PulseWorker(self._dsn, self._handlers).drain(**settings)
+                await self._drain(settings)
         except LookupError as error:
             raise ConfigurationError(
                 f"crash_points: {error} Pass the registry of its children, handlers=..., or their results, children=..."
             ) from None
         return set(queues)
+
+    async def _drain(self, settings: dict[str, Any]) -> None:
+        """Runs what is due. On PostgreSQL's own clock the worker would wait for the next token of a rate."""
+
+        async def forget() -> None:
+            while True:
+                await trio.sleep(_LOOK)
+                await anyio.to_thread.run_sync(forget_rates, self._dsn)
+
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(forget)
+            try:
+                await PulseWorker(self._dsn, self._handlers).drain(**settings)
+            except Exception as error:  # raised below, where no nursery puts it into a group
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
 
     def _suspended(self) -> dict[int, str]:
         with connected(self._dsn) as connection:
@@ -142,6 +166,12 @@ class Others:
         jump = {"until": None, "taken": "0", "soon": None, "look": False}
         with connected(self._dsn) as connection:
             return bool(connection.execute(jump_statement("pulse", schedules=False), jump).fetchall())
+
+
+def forget_rates(dsn: str) -> bool:
+    """Gives back the tokens that were taken of rates, so that none keeps a job waiting. Returns whether there were any."""
+    with connected(dsn) as connection:
+        return connection.execute(_FORGET).rowcount > 0
 
 
 def _stuck(waits: str, *, has_clock: bool) -> str:
