@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
-import sniffio
 import trio
 import trio.testing
 
@@ -14,6 +12,7 @@ from ..errors import ConfigurationError, HandlerStuck, PulseTrioError
 from ..observe import JobEnded, JobStarted, UnknownKindReleased
 from ..worker import Worker
 from .blocked import ending_blocks
+from .own_trio import CLEANUP, on_trio
 from .suspended import drained, suspending_at_once
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class PulseWorker:
         What is due later (a retry with its delay, a schedule) is left alone; but with `pulse_clock` the clock moves on until no
         job waits. A durable job that waits for an event that is not sent, or without a clock for its time or its children,
         stays suspended, and is in the report's `suspended`. `settings` are those of `WorkerSettings`, as `concurrency=1`. Under
-        asyncio the worker runs in a thread, with a Trio of its own.
+        asyncio the worker runs in a thread, with a Trio of its own, which ends when the caller is cancelled.
 
         Raises `TimeoutError` when that has taken `timeout` seconds; it names the jobs that still ran, and their handlers have
         been cancelled. Raises `LookupError` when a job has no handler, and `ConfigurationError` on Trio's `autojump_clock`. A
@@ -107,13 +106,7 @@ class PulseWorker:
 async def drain_with(make: Callable[..., Worker], seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
     """Runs the worker that `make` makes of these settings, in a burst of at most so many seconds. In a thread, where the caller
     is not on Trio."""
-    if sniffio.current_async_library() == "trio":
-        if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
-            raise ConfigurationError(
-                "The worker talks to PostgreSQL, so it needs real time: use pulse_clock, not autojump_clock."
-            )
-        return await _drain(make, seconds, settings)
-    return await anyio.to_thread.run_sync(lambda: trio.run(_drain, make, seconds, settings))
+    return await on_trio(lambda: _drain(make, seconds, settings), cleanup=settings.get("cleanup", CLEANUP))
 
 
 def in_trio(play: Callable[[], Coroutine[Any, Any, DrainReport]]) -> DrainReport:
@@ -126,8 +119,12 @@ def in_trio(play: Callable[[], Coroutine[Any, Any, DrainReport]]) -> DrainReport
 
 
 async def _drain(make: Callable[..., Worker], seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
+    if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
+        raise ConfigurationError(
+            "The worker talks to PostgreSQL, so it needs real time: use pulse_clock, not autojump_clock."
+        )
     running = _Running()
-    given: dict[str, Any] = {"cleanup": 1.0, **settings}
+    given: dict[str, Any] = {"cleanup": CLEANUP, **settings}
     instruments = [running, *given.pop("instruments", ())]
     worker = make(burst=True, instruments=instruments, **given)
     late: list[str] = []

@@ -11,9 +11,7 @@ from functools import partial, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-import anyio.to_thread
 import msgspec
-import sniffio
 import trio
 
 from ..client.requests import request_and_type
@@ -28,6 +26,7 @@ from .memory import EPOCH, MemoryDatabase, unavailable
 from .memory.one_job import OneClaim
 from .memory.time_of_tree import JobsTime, TimeOfTree
 from .memory.worker import MemoryWorker
+from .own_trio import CLEANUP, on_trio
 from .stubs import events_of, kind_of, with_stubs
 from .suspended import suspending_at_once
 from .watched import NOT_CANCELLED, Cancellation, Watch
@@ -99,9 +98,8 @@ async def run_job(
     stubs = frozenset(kind_of(child) for child in children or ())
     given = Given(GivenResources(asked[0], resources), stubs, events_of(events))
     run = _OneAttempt(asked, attempt, cancellation, within, given, alone=handlers is None)
-    if sniffio.current_async_library() == "trio":
-        return await run.run(settings or {})
-    return await anyio.to_thread.run_sync(lambda: trio.run(run.run, settings or {}))
+    chosen = settings or {}
+    return await on_trio(lambda: run.run(chosen), cleanup=chosen.get("cleanup", CLEANUP))
 
 
 def _blocking(run: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
@@ -216,7 +214,7 @@ class _OneAttempt:
         # Due at once: this runs the attempt, whatever the job would have waited for.
         job.run_at, job.attempt, job.failures = trio.current_time(), self._attempt - 1, self._attempt - 1
         job.max_attempts = max(job.max_attempts, self._attempt)
-        given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.noticed_by, **settings}
+        given: dict[str, Any] = {"cleanup": CLEANUP, "grace": 0.0, **self._cancellation.noticed_by, **settings}
         instruments = [watch, *given.pop("instruments", ())]
         store = OneClaim(database, self._play)
         store.epoch_offset = self._time.of_tree.offset

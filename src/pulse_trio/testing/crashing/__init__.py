@@ -6,16 +6,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import anyio.to_thread
-import sniffio
 import trio
 import trio.testing
 
 from ...errors import ConfigurationError
 from ...handlers import Handler
 from ..memory import MemoryDatabase
+from ..own_trio import on_trio
 from ..stubs import events_of, with_stubs
-from .grounds import Durably, MemoryGround, open_database
+from .grounds import SETTINGS, Durably, MemoryGround, open_database
 from .lives import NeverEnds, live
 from .noting import BodyWatch
 from .points import NONE, CrashPoint, point_named
@@ -185,9 +184,7 @@ class CrashRuns:
             self._watch.end()
 
     async def _live(self, point: CrashPoint) -> Life:
-        if sniffio.current_async_library() == "trio":
-            return await self._live_on_trio(point)
-        return await anyio.to_thread.run_sync(trio.run, self._live_on_trio, point)
+        return await on_trio(lambda: self._live_on_trio(point), cleanup=SETTINGS["cleanup"])
 
     async def _live_on_trio(self, point: CrashPoint) -> Life:
         # On a clock that a test moves, seconds say nothing.
