@@ -9,14 +9,16 @@ tasks of an open nursery have failed of, and where the order of tasks is drawn.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from random import Random
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Generator, Iterator
     from types import CodeType, FrameType, ModuleType
 
 SUPPORTED = "trio>=0.31"
@@ -102,16 +104,68 @@ def in_abandoned_thread() -> bool:
 check()
 
 
+class _Order:
+    """Whether the tasks of one pass go on in the order in which they were started: for ever, or while blocks are open, which
+    several threads may have."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._for_ever = False
+        self._blocks = 0
+        self._before: bool = False
+        """Trio's own switch, before the first block."""
+
+    def keep(self) -> None:
+        with self._lock:
+            self._for_ever = True
+            self._set(True, _turn_round)
+
+    def begin(self) -> None:
+        with self._lock:
+            before = self._set(True, _turn_round)
+            if self._blocks == 0:
+                self._before = before
+            self._blocks += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0 and not self._for_ever:
+                self._set(self._before, None)
+
+    @staticmethod
+    def _set(switch: bool, shuffle: Callable[..., None] | None) -> bool:
+        """Returns what Trio's switch was."""
+        run: Any = _module("_run")
+        drawn, before = getattr(run, "_r", None), getattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
+        if before is None or not isinstance(drawn, Random) or not hasattr(trio.lowlevel.Task, "_counter"):
+            return False
+        # Made for tests under Hypothesis: a pass sorts its tasks, shuffles them, and takes them from the end.
+        run._ALLOW_DETERMINISTIC_SCHEDULING = switch
+        vars(drawn).pop("shuffle", None)
+        if shuffle is not None:
+            vars(drawn)["shuffle"] = shuffle
+        return before
+
+
+_order = _Order()
+
+
 def keep_order() -> None:
     """From now on the tasks of this process that can go on in one pass of Trio's loop do so in the order in which they were
     started: also those that wait for one event, or that are cancelled together, which Trio keeps in sets. As it is, Trio
     draws the order of each pass, so that no program relies on it. If Trio draws elsewhere, it stays so."""
-    run: Any = _module("_run")
-    drawn, known = getattr(run, "_r", None), hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING")
-    if known and isinstance(drawn, Random) and hasattr(trio.lowlevel.Task, "_counter"):
-        # Made for tests under Hypothesis: a pass sorts its tasks, shuffles them, and takes them from the end.
-        run._ALLOW_DETERMINISTIC_SCHEDULING = True
-        vars(drawn)["shuffle"] = _turn_round
+    _order.keep()
+
+
+@contextmanager
+def order_kept() -> Generator[None]:
+    """The same while the block runs; then Trio draws again, unless `keep_order` was called."""
+    _order.begin()
+    try:
+        yield
+    finally:
+        _order.end()
 
 
 def _turn_round(tasks: list[trio.lowlevel.Task]) -> None:

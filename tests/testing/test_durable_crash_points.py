@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import trio.lowlevel
 
 from pulse_trio import ConfigurationError, Discard, Handlers, Job, SyncClient
 from pulse_trio.postgres import connect_sync
-from pulse_trio.testing import NeverEnds, PulseWorker, crash_points
+from pulse_trio.testing import NeverEnds, PulseWorker, crash_points, crashing
 from pulse_trio.testing.crashing import grounds, others
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from pulse_trio.worker.durable import attempts
@@ -402,6 +402,7 @@ async def test_a_limiter_around_keyed_steps_is_given_to_other_tasks_in_the_next_
     # Trio draws it, where a worker does not keep it: this is what it draws from.
     monkeypatch.setattr(trio._core._run, "_r", random.Random(0))
     monkeypatch.setattr(attempts, "keep_order", lambda: None)
+    monkeypatch.setattr(crashing, "order_kept", nullcontext)
     async for run in crash_points(crawl, dsn=pulse_dsn, handlers=handlers, timeout=8.0):
         assert (run.state, run.result) == ("completed", ["a", "b", "c", "d", "e"]), run
 

@@ -113,12 +113,45 @@ def test_tasks_go_on_in_the_order_in_which_they_were_started() -> None:
     assert done.stdout.splitlines() == [f"{way} {kept}" for kept in (False, True) for way in ways]
 
 
+IN_BLOCKS = """
+import sys
+from pulse_trio import trio_internals
+from pulse_trio.trio_internals import keep_order, order_kept
+
+run = sys.modules["trio._core._run"]
+
+def kept():
+    return run._ALLOW_DETERMINISTIC_SCHEDULING, "shuffle" in vars(run._r)
+
+print(kept())
+with order_kept():
+    with order_kept():
+        print(kept())
+    print(kept())
+print(kept())
+with order_kept():
+    keep_order()
+print(kept())
+"""
+
+
+def test_the_order_is_kept_while_a_block_is_open_and_drawn_again_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IN_BLOCKS], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    drawn, kept = "(False, False)", "(True, True)"
+    assert done.stdout.splitlines() == [drawn, kept, kept, drawn, kept]
+
+
 def test_a_trio_that_draws_the_order_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = object()
     monkeypatch.setattr(sys.modules["trio._core._run"], "_r", elsewhere)
     trio_internals.keep_order()
+    with trio_internals.order_kept():
+        pass
     monkeypatch.delattr(sys.modules["trio._core._run"], "_r")
     trio_internals.keep_order()
+    with trio_internals.order_kept():
+        pass
 
 
 def test_the_private_side_of_trio_is_named_in_one_file() -> None:

@@ -11,6 +11,7 @@ import trio.testing
 
 from ...errors import ConfigurationError
 from ...handlers import Handler
+from ...trio_internals import order_kept
 from ..memory import MemoryDatabase
 from ..own_trio import on_trio
 from ..stubs import events_of, with_stubs
@@ -184,7 +185,9 @@ class CrashRuns:
             self._watch.end()
 
     async def _live(self, point: CrashPoint) -> Life:
-        return await on_trio(lambda: self._live_on_trio(point), cleanup=SETTINGS["cleanup"])
+        # A point's number is the same in each run only if the handler's tasks go on in the same order.
+        with order_kept():
+            return await on_trio(lambda: self._live_on_trio(point), cleanup=SETTINGS["cleanup"])
 
     async def _live_on_trio(self, point: CrashPoint) -> Life:
         # On a clock that a test moves, seconds say nothing.
