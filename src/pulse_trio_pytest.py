@@ -71,21 +71,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A test fails whose `assert_enqueued(...)` on a `Client` was not awaited: it has asserted nothing."""
+    """A test fails whose `assert_enqueued(...)` on a `Client` was not awaited, or that has not looped over its
+    `crash_points(...)`: it has asserted nothing."""
     try:
         result = yield
     except BaseException as error:
-        for said in _not_awaited():
+        for said in _forgotten():
             error.add_note(said)
         raise
-    if forgotten := _not_awaited():
+    if forgotten := _forgotten():
         pytest.fail("\n".join(forgotten), pytrace=False)
     return result
 
 
-def _not_awaited() -> list[str]:
-    asked = sys.modules.get("pulse_trio.testing.enqueued")
-    return asked.not_awaited() if asked is not None else []
+def _forgotten() -> list[str]:
+    asked = sys.modules.get("pulse_trio.testing.forgotten")
+    return asked.forgotten() if asked is not None else []
 
 
 @pytest.hookimpl(wrapper=True)

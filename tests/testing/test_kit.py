@@ -382,6 +382,37 @@ def test_a_truth_is_no_number(pulse_sync_client):
     refute_enqueued(pulse_sync_client, table, args={"rows": {1: True}})
 
 
+def test_the_options_of_a_handler_are_asked_for(pulse_sync_client):
+    at = datetime(2031, 1, 1, tzinfo=timezone.utc)
+    given = [{"queue": "b"}, {"priority": 3}, {"unique_key": "u"}, {"key": "k"}, {"max_attempts": 9}, {"at": at}]
+    for options in given:
+        asked = welcome.options(**options)
+        with pytest.raises(AssertionError):
+            assert_enqueued(pulse_sync_client, asked)
+        job = pulse_sync_client.enqueue(asked, "Ada")
+        _refuted(pulse_sync_client, asked)
+        assert assert_enqueued(pulse_sync_client, asked, count=1).id == job.id
+    chained = welcome.options(queue="b").options(priority=3)
+    refute_enqueued(pulse_sync_client, chained)
+    # What the handler itself says is not asked for, and not what is None.
+    assert_enqueued(pulse_sync_client, welcome.options(queue=None), count=len(given))
+
+
+def test_a_number_is_the_same_with_a_fraction_of_zero(pulse_sync_client):
+    pulse_sync_client.enqueue(add, 1, 2)
+    _refuted(pulse_sync_client, add, args={"one": 1.0, "other": 2})
+
+
+def test_a_kind_that_the_registry_lacks(pulse_sync_client, pulse_dsn):
+    for check in (assert_enqueued, refute_enqueued, enqueued):
+        with pytest.raises(UnknownKind, match="Did you mean 'welcome'"):
+            check(pulse_sync_client, "welcom")
+    # Whoever has no registry does not know, and what is there is no mistake.
+    refute_enqueued(SyncClient(pulse_dsn), "welcom")
+    SyncClient(pulse_dsn).enqueue("welcom")
+    _refuted(pulse_sync_client, "welcom")
+
+
 def undecorated():
     pass
 
@@ -396,6 +427,13 @@ def undecorated():
         (welcome, {"args": {"name": object()}}, "args= cannot be written as JSON"),
         (welcome, {"at": datetime(2030, 1, 1)}, "at= takes an aware datetime"),
         (welcome, {"priority": "high"}, "priority= takes a whole number"),
+        (welcome, {"args": {"name": 7}}, "no job of 'welcome' has args={'name': 7}: Expected `str`, got `int` for 'name'"),
+        ("welcome", {"args": {"name": 7}}, "no job of 'welcome' has args={'name': 7}: Expected `str`, got `int` for 'name'"),
+        ("welcome", {"args": {"named": "Ada"}}, "'welcome' has no argument 'named': there are 'name', 'template'"),
+        (count, {"args": {"words": ["a", 1]}}, "Expected `str`, got `int`"),
+        (welcome.options(delay=60), {}, r"welcome.options\\(delay=...\\): .* not compared here, only at, key, max_attempts, "),
+        (welcome.options(tags=["a"]), {}, r"welcome.options\\(tags=...\\): .* Leave it out, and look at the job"),
+        (welcome.options(queue="a"), {"queue": "b"}, r"queue='b' and welcome.options\\(queue='a'\\): no job has both"),
     ],
 )
 @pytest.mark.parametrize("check", [assert_enqueued, refute_enqueued, enqueued])
@@ -410,16 +448,23 @@ def test_arguments_are_compared_as_json_with_defaults_and_what_no_job_can_have_i
     project: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     more = """
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
+
+from pulse_trio import SyncClient, UnknownKind
 
 
 @handlers.job
 async def table(rows: dict[int, Any]) -> None:
     pass
+
+
+@handlers.job
+async def add(one: int, other: float) -> None:
+    pass
 """
     done = project(more + WRONGLY_REFUTED)
-    assert "25 passed" in outcomes(done), done.stdout + done.stderr
+    assert "49 passed" in outcomes(done), done.stdout + done.stderr
 
 
 NOT_AWAITED = """
@@ -463,6 +508,54 @@ def test_a_test_fails_whose_assertion_was_not_awaited(
     assert "\nenqueued(...) was not awaited, test_app.py:20" in done.stdout
     assert "ValueError: its own" in done.stdout
     assert "never awaited" not in done.stdout
+
+
+NOT_LOOPED_OVER = """
+from pulse_trio.testing import crash_points
+
+
+@pytest.mark.trio
+async def test_forgets():
+    crash_points(welcome, "Ada")
+
+
+def test_forgets_without_a_loop():
+    assert crash_points(welcome, "Ada", only="kill@start")
+
+
+@pytest.mark.trio
+async def test_a_failure_of_its_own():
+    crash_points(welcome, "Ada")
+    raise ValueError("its own")
+
+
+@pytest.mark.trio
+async def test_that_breaks():
+    async for run in crash_points(welcome, "Ada"):
+        break
+
+
+@pytest.mark.trio
+async def test_that_loops():
+    async for run in crash_points(welcome, "Ada"):
+        assert run.state == "completed"
+
+
+@pytest.mark.trio
+async def test_that_is_refused():
+    with pytest.raises(TypeError):
+        crash_points(welcome, "Ada", nothing=1)
+"""
+
+
+def test_a_test_fails_that_does_not_loop_over_its_crash_points(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """It passed, and no handler had run."""
+    done = project(NOT_LOOPED_OVER)
+    assert "3 failed, 3 passed" in outcomes(done), done.stdout + done.stderr
+    for line in (11, 15, 20):
+        assert f"crash_points(...) was not looped over (async for run in ...), test_app.py:{line}" in done.stdout
 
 
 NOT_MARKED = """

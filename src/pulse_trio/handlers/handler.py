@@ -39,6 +39,8 @@ class Handler(Generic[P, R]):
     key_of: KeyOf | None = None
     on_death: str | None = None
     durability: Durability | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `options` was given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -55,7 +57,7 @@ class Handler(Generic[P, R]):
         nursery; without one it is known by its number. Raises `InvalidName` or `ConfigurationError`, before anything is
         written.
         """
-        return replace(self, defaults=self.defaults.changed(**given))
+        return replace(self, defaults=self.defaults.changed(**given), chosen={**self.chosen, **given})
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """One job, checked and ready for `client.enqueue_many`. Raises `InvalidArguments`."""

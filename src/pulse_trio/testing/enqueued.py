@@ -7,27 +7,28 @@ enqueued are seen through `client.using(connection)`. The idea is Oban.Testing's
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 import msgspec
 
 from ..client import Client, SyncClient
 from ..client.requests import decoded_record
-from ..handlers import Handler
+from ..errors import UnknownKind
+from ..handlers import Handler, given_options
+from ..handlers.models import from_builtins
+from ..handlers.payloads import has_models
 from ..states import State
+from .forgotten import awaited
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Unpack
 
+    from ..handlers import Handlers
     from ..store.operations import JobRecord
-
-T = TypeVar("T")
 
 _PAGE = 500
 _WAITING = ("scheduled", "available", "retryable")
@@ -61,6 +62,8 @@ class _Wanted:
     """The arguments as JSON gives them back: a job has lists and text where its caller had tuples and datetimes."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the handler's parameters. A job is stored without the arguments that its caller left out."""
+    unknown: UnknownKind | None = None
+    """Raised where there is no job of that kind: the client's registry has no handler for it."""
 
     def differences(self, job: JobRecord) -> list[str]:
         """One line for each thing in which a job is not what is wanted."""
@@ -127,14 +130,14 @@ def enqueued(
     client: Client | SyncClient, handler: Handler[Any, Any] | str | None = None, /, **expected: Unpack[Expected]
 ) -> Coroutine[Any, Any, list[JobRecord]] | list[JobRecord]:
     """The jobs of a handler (or kind, or all) that wait, in the order in which they were enqueued; see `Expected`."""
-    wanted = _wanted(handler, expected)
+    wanted = _wanted(client, handler, expected)
     if isinstance(client, SyncClient):
         return _matching(wanted, _all(client))
 
     async def find() -> list[JobRecord]:
         return _matching(wanted, await _all_of(client))
 
-    return _watched("enqueued", find())
+    return awaited("enqueued", find())
 
 
 @overload
@@ -167,14 +170,14 @@ def assert_enqueued(
     as many as `count`, which is at least 1."""
     if count is not None and count < 1:
         raise TypeError("assert_enqueued(count=) is at least 1: that there is no such job, refute_enqueued says")
-    wanted = _wanted(handler, expected)
+    wanted = _wanted(client, handler, expected)
     if isinstance(client, SyncClient):
         return _asserted(wanted, _all(client), count)
 
     async def check() -> JobRecord:
         return _asserted(wanted, await _all_of(client), count)
 
-    return _watched("assert_enqueued", check())
+    return awaited("assert_enqueued", check())
 
 
 @overload
@@ -189,41 +192,14 @@ def refute_enqueued(
     client: Client | SyncClient, handler: Handler[Any, Any] | str | None = None, /, **expected: Unpack[Expected]
 ) -> Coroutine[Any, Any, None] | None:
     """Raises `AssertionError` if there is such a job, and shows it."""
-    wanted = _wanted(handler, expected)
+    wanted = _wanted(client, handler, expected)
     if isinstance(client, SyncClient):
         return _refuted(wanted, _all(client))
 
     async def check() -> None:
         _refuted(wanted, await _all_of(client))
 
-    return _watched("refute_enqueued", check())
-
-
-class _Call(NamedTuple):
-    said: str
-    coroutine: Coroutine[Any, Any, Any]
-
-
-_calls: list[_Call] = []
-"""Those of the test that pytest runs now."""
-
-
-def _watched(name: str, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Keeps the coroutine until the end of the test that pytest runs: not awaited, it would pass whatever was enqueued."""
-    if "PYTEST_CURRENT_TEST" in os.environ:
-        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] -- the line of the test
-        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
-        _calls.append(_Call(f"{name}(...) was not awaited, {place}", coroutine))
-    return coroutine
-
-
-def not_awaited() -> list[str]:
-    """Forgets the calls of this test; says which of them were not awaited, and where they are."""
-    forgotten = [call for call in _calls if inspect.getcoroutinestate(call.coroutine) == inspect.CORO_CREATED]
-    _calls.clear()
-    for call in forgotten:
-        call.coroutine.close()  # it has been told: Python need not warn too
-    return [call.said for call in forgotten]
+    return awaited("refute_enqueued", check())
 
 
 _TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
@@ -238,10 +214,17 @@ _TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
 }
 
 
-def _wanted(handler: object, expected: Mapping[str, Any]) -> _Wanted:
+_OPTIONS = _TYPES.keys() - {"args", "state"}
+"""Those of a job that are compared."""
+
+
+def _wanted(client: Client | SyncClient, handler: object, expected: Mapping[str, Any]) -> _Wanted:
     """What is asked for, checked: what no job can have would be refuted whatever was enqueued."""
     if handler is not None and not isinstance(handler, (Handler, str)):
         raise TypeError(f"expected a handler (a function under @handlers.job) or its kind as text, got {handler!r}")
+    known, no_kind = _known(client, cast("Handler[Any, Any] | str | None", handler))
+    if known is not None:
+        expected = _with_options(known, expected)
     unknown = expected.keys() - Expected.__annotations__.keys()
     if unknown:
         names = ", ".join(sorted(Expected.__annotations__))
@@ -253,11 +236,67 @@ def _wanted(handler: object, expected: Mapping[str, Any]) -> _Wanted:
     if expected.get("state", "any") not in ("any", *State):
         raise TypeError(f'state= takes {", ".join(State)} or "any", got {expected["state"]!r}')
     args = cast("Mapping[Any, Any]", expected.get("args", {}))
-    known = cast("Handler[Any, Any]", handler) if isinstance(handler, Handler) else None
     checked = {**expected, "args": _through_json(args)} if "args" in expected else expected
     if known is None:
-        return _Wanted(cast("str | None", handler), checked)
-    return _Wanted(known.kind, checked, _defaults_of(known, args))
+        return _Wanted(cast("str | None", handler), checked, unknown=no_kind)
+    defaults = _defaults_of(known, args)
+    if not known.signature.upgrades:
+        _refuse_misfits(known, checked.get("args", {}))
+    return _Wanted(known.kind, checked, defaults)
+
+
+def _known(
+    client: Client | SyncClient, handler: Handler[Any, Any] | str | None
+) -> tuple[Handler[Any, Any] | None, UnknownKind | None]:
+    """The handler that is meant, if it is known; of a kind by name, why it is not."""
+    registry: Handlers | None = client._handlers  # pyright: ignore[reportPrivateUsage] -- a program has no use for it
+    if not isinstance(handler, str) or registry is None:
+        return (handler if isinstance(handler, Handler) else None), None
+    try:
+        return registry[handler], None
+    except UnknownKind as error:
+        return None, error
+
+
+def _with_options(handler: Handler[Any, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is expected, with the options that the handler was given. Raises `TypeError` for one that is not compared."""
+    chosen = given_options(**handler.chosen)
+    if "run_at" in chosen:
+        chosen["at"] = chosen.pop("run_at")
+    if others := sorted(chosen.keys() - _OPTIONS):
+        raise TypeError(
+            f"{handler.kind}.options({others[0]}=...): that option of a job is not compared here, only "
+            f"{', '.join(sorted(_OPTIONS))} are. Leave it out, and look at the job that assert_enqueued returns; when a job is "
+            "due, at= asks."
+        )
+    for name, value in chosen.items():
+        if name in expected and expected[name] != value:
+            raise TypeError(f"{name}={expected[name]!r} and {handler.kind}.options({name}={value!r}): no job has both")
+    return {**chosen, **expected}
+
+
+def _refuse_misfits(handler: Handler[Any, Any], args: Mapping[str, Any]) -> None:
+    """Raises `TypeError` for an argument, as JSON, that the handler's parameter does not take."""
+    for name, value in args.items():
+        hint = handler.signature.hints.get(name, Any)
+        try:
+            # A number is the same with a fraction of zero.
+            encoded = msgspec.json.encode(_whole(value))
+            msgspec.json.decode(encoded, type=hint, dec_hook=from_builtins if has_models(hint) else None)
+        except msgspec.ValidationError as error:
+            raise TypeError(
+                f"no job of {handler.kind!r} has args={{{name!r}: {_short(value)}}}: {error} for {name!r}"
+            ) from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _defaults_of(handler: Handler[Any, Any], args: Mapping[Any, Any]) -> dict[str, Any]:
@@ -303,6 +342,8 @@ def _decoded(client: Client | SyncClient, job: JobRecord) -> JobRecord:
 
 
 def _matching(wanted: _Wanted, jobs: list[JobRecord]) -> list[JobRecord]:
+    if wanted.unknown is not None and not any(job.kind == wanted.kind for job in jobs):
+        raise wanted.unknown
     return [job for job in reversed(jobs) if not wanted.differences(job)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
@@ -12,6 +13,7 @@ import trio.testing
 from ...errors import ConfigurationError
 from ...handlers import Handler
 from ...trio_internals import order_kept
+from ..forgotten import keep
 from ..memory import MemoryDatabase
 from ..own_trio import on_trio
 from ..stubs import events_of, with_stubs
@@ -117,9 +119,13 @@ def crash_points(
             )
         strikes.append("cancel")
     points = _points(point, strikes)
-    return CrashRuns(
+    runs = CrashRuns(
         handler, request, points, ground=(dsn, handlers, durable), alone=point is not None, seconds=timeout
     )
+    # Not the runs themselves, which end with the loop that is left by a `break`.
+    begun = runs.begun
+    keep("crash_points(...) was not looped over (async for run in ...)", lambda: not begun.is_set())
+    return runs
 
 
 class CrashRuns:
@@ -144,11 +150,14 @@ class CrashRuns:
         self._points = points
         self._last: Life | None = None
         self._watch: BodyWatch | None = None
+        self.begun = Event()
+        """Set when the first run is asked for."""
 
     def __aiter__(self) -> AsyncIterator[CrashRun]:
         return self
 
     async def __anext__(self) -> CrashRun:
+        self.begun.set()
         caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the loop's own
         if self._watch is None:
             self._watch = BodyWatch(caller)
