@@ -12,6 +12,7 @@ import trio
 from ..handlers.models import to_builtins
 from ..lines import Kind
 from ..states import State
+from .jsonb import from_jsonb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,9 +124,9 @@ def children_of(tree: MemoryTree) -> list[ChildRun]:
     return [
         ChildRun(
             child.request.kind,
-            msgspec.json.decode(child.request.args),
+            from_jsonb(child.request.args),
             child.state,
-            None if child.result is None else msgspec.json.decode(child.result),
+            None if child.result is None else from_jsonb(child.result),
             child.error or child.cancel_reason,
             child.new.key,
         )

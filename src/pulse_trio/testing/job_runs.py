@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 
 from ..states import FAILURES, FINISHED, State
 from .durable_runs import ChildRun, StepRun
+from .jsonb import from_jsonb
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,7 +30,7 @@ class JobRun:
     state: State
     """What the job is afterwards: completed, retryable, dead, cancelled, scheduled (snoozed) or available (released)."""
     result: Any = None
-    """What the handler returned, as `client.job(id).result` has it: through JSON, and not as its annotated type."""
+    """What the handler returned, as `client.job(id).result` has it: through PostgreSQL's JSON, not as its annotated type."""
     error: str | None = None
     """The error of the attempt as it is stored; or the reason of a cancellation that ended it."""
     exception: BaseException | None = None
@@ -89,7 +89,7 @@ def run_of(
     return JobRun(
         outcome,
         state,
-        None if job.result is None else msgspec.json.decode(job.result),
+        None if job.result is None else from_jsonb(job.result),
         its_own or job.cancel_reason or job.error,
         exception,
         None if state in FINISHED or waits_for else max(0.0, job.run_at - now),

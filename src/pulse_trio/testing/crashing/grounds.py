@@ -17,6 +17,7 @@ from ...store import WorkerStore
 from ...store.why import why
 from ..faults.proxy import open_proxy
 from ..given_resources import GivenResources
+from ..jsonb import from_jsonb
 from ..kept import KeptConnections, connected, hang_up, keeping_if_none_does, kept_for
 from ..kept_worker import KeepingWorker
 from ..memory import MemoryDatabase, MemoryStore
@@ -180,7 +181,7 @@ class MemoryGround:
 
     async def look(self, job_id: int) -> Look:
         job = self._database.jobs[job_id]
-        result = None if job.result is None else msgspec.json.decode(job.result)
+        result = None if job.result is None else from_jsonb(job.result)
         return Look(str(job.state.value), job.attempt, result, job.error)
 
     async def waits_for(self, job_id: int) -> list[str]:
