@@ -199,8 +199,12 @@ async def test_wrong_uses_say_whose_fault_it_is() -> None:
     with pytest.raises(ValueError, match=r"handler\.options\(timeout="):
         await run_job(welcome, "Ada", cancel_after=1, cancel_reason="timeout")
     misspelt: Any = "fence_lost"
-    with pytest.raises(ValueError, match=r"'fence_lost' is none of user, .*fence-lost"):
+    offered = "user, parent, sibling, fence-lost, lease-unproven, shutdown"
+    with pytest.raises(ValueError, match=rf"'fence_lost' is none of {offered}\.$"):
         await run_job(welcome, "Ada", cancel_after=1, cancel_reason=misspelt)
+    # It was offered, and ended in an AttributeError.
+    with pytest.raises(ValueError, match="a durable handler that only waits has that reason by itself"):
+        await run_job(welcome, "Ada", cancel_after=1, cancel_reason="suspended")
 
 
 @pytest.mark.trio

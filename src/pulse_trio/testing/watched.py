@@ -13,6 +13,8 @@ from ..observe import AttemptFailed, JobEnded, JobStarted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_REASONS = [reason for reason in get_args(CancelReason) if reason not in ("timeout", "deadline", "suspended")]
+"""Those that a test may ask for: the others follow from a handler's options, or from its only waiting."""
 _BEATS = {"lease": 1.0, "heartbeat": 0.1}
 """Seconds, where the lease is to be lost soon."""
 
@@ -24,12 +26,14 @@ class Cancellation:
     message: str | None
 
     def __post_init__(self) -> None:
-        if self.reason not in get_args(CancelReason):
-            raise ValueError(f"cancel_reason={self.reason!r} is none of {', '.join(get_args(CancelReason))}.")
         if self.reason in ("timeout", "deadline"):
             raise ValueError(
                 f"cancel_reason={self.reason!r}: run_job(handler.options({self.reason}=...)) has that reason."
             )
+        if self.reason == "suspended":
+            raise ValueError("cancel_reason='suspended': a durable handler that only waits has that reason by itself.")
+        if self.reason not in _REASONS:
+            raise ValueError(f"cancel_reason={self.reason!r} is none of {', '.join(_REASONS)}.")
 
     @property
     def noticed_by(self) -> dict[str, float]:
