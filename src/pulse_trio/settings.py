@@ -239,7 +239,7 @@ def load_settings(given: Mapping[str, Any], *, folder: Path | None = None) -> Wo
 def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings among the environment's variables: `PULSE_TRIO_LEASE=30`."""
     found: dict[str, Any] = {}
-    for name in _names():
+    for name in setting_names():
         variable = f"{_PREFIX}{name.upper()}"
         if (text := environ.get(variable)) is not None:
             found[name] = parse_setting(name, text, variable)
@@ -248,7 +248,7 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    known = [f"{_PREFIX}{name.upper()}" for name in (*_names(), "dsn")]
+    known = [f"{_PREFIX}{name.upper()}" for name in (*setting_names(), "dsn")]
     for variable in sorted(environ.keys() - set(known) - _warned):
         if variable.startswith(_PREFIX) and (near := difflib.get_close_matches(variable, known, 1, 0.9)):
             _warned.add(variable)
@@ -261,7 +261,7 @@ def file_settings(folder: Path) -> dict[str, Any]:
     A file in a folder above that another user owns or may write is ignored, with a warning. Raises `ConfigurationError` for a
     file in this folder that another user owns."""
     table, path = _file_table(folder)
-    unknown = sorted(set(table) - set(_names()) - {"dsn"})
+    unknown = sorted(set(table) - set(setting_names()) - {"dsn"})
     for name in unknown:
         if name in _OF_ONE_RUN:
             raise ConfigurationError(
@@ -270,7 +270,7 @@ def file_settings(folder: Path) -> dict[str, Any]:
             )
     if unknown:
         raise ConfigurationError(
-            f"{path} has the unknown setting {unknown[0]!r}; known: dsn, {', '.join(sorted(_names()))}."
+            f"{path} has the unknown setting {unknown[0]!r}; known: dsn, {', '.join(sorted(setting_names()))}."
         )
     return {name: parse_setting(name, value, f"{path}: {name}") for name, value in table.items() if name != "dsn"}
 
@@ -342,15 +342,15 @@ def _with_underscores(table: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def _names() -> list[str]:
+def setting_names() -> list[str]:
     return [f.name for f in fields(WorkerSettings)]
 
 
 def settings_by_name(given: Mapping[str, Any]) -> WorkerSettings:
     """The settings of a `Worker(...)`. Raises `ConfigurationError`, for a name that is none too."""
-    for name in given.keys() - set(_names()):
-        near = difflib.get_close_matches(name, _names(), n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" The settings are: {', '.join(sorted(_names()))}."
+    for name in given.keys() - set(setting_names()):
+        near = difflib.get_close_matches(name, setting_names(), n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" The settings are: {', '.join(sorted(setting_names()))}."
         raise ConfigurationError(f"A worker has no setting {name!r}.{hint}")
     return WorkerSettings(**given)
 

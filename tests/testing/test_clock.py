@@ -262,6 +262,45 @@ async def test_time_goes_forward_only(pulse_clock: PulseClock) -> None:
         await pulse_clock.advance_to(datetime(2020, 1, 1, tzinfo=UTC))
 
 
+@pytest.mark.trio
+async def test_a_moment_that_the_schema_cannot_hold_is_refused(
+    pulse_handlers: Handlers, pulse_clock: PulseClock, pulse_client: Client, pulse_worker: PulseWorker
+) -> None:
+    """It was taken, and the next worker failed with `DatabaseUnavailable`."""
+
+    @pulse_handlers.job
+    async def echo(n: int) -> int:
+        return n
+
+    said = r"The clock can be moved to 7900-01-01T00:00:00\+00:00 at the latest"
+    with pytest.raises(ValueError, match=said):
+        await pulse_clock.jump_to(datetime(9990, 1, 1, tzinfo=UTC))
+    with pytest.raises(ValueError, match=said):
+        await pulse_clock.advance_to(datetime(9990, 1, 1, tzinfo=UTC))
+    with pytest.raises(ValueError, match=said):
+        await pulse_clock.advance(timedelta(days=999_999_999))
+    last = datetime(7900, 1, 1, tzinfo=UTC)
+    await pulse_clock.jump_to(last)
+    job = await pulse_client.enqueue(echo, 1)
+    later = await pulse_client.enqueue(echo.options(delay=timedelta(days=365_000)), 2)
+    assert (await pulse_clock.advance(lease=7 * 86_400.0)).ended == {"completed": 1}
+    assert (await pulse_client.job(job.id)).state == "completed"
+    assert (await pulse_worker.drain()).ended == {}
+    assert (await pulse_client.job(later.id)).state == "scheduled"
+    with pytest.raises(ValueError, match=f"{said}: 0:00:01 from 7900"):
+        await pulse_clock.advance(seconds=1)
+
+
+@pytest.mark.trio
+async def test_a_misspelt_unit_of_time_is_named(pulse_clock: PulseClock) -> None:
+    """A worker had no such setting, and its settings were offered."""
+    for misspelt, meant in (("minute", "minutes"), ("hour", "hours"), ("day", "days"), ("secs", "seconds")):
+        with pytest.raises(ConfigurationError, match=rf"advance\(\) takes no {misspelt!r}. Did you mean {meant}\?$"):
+            await pulse_clock.advance(**{misspelt: 5})
+    with pytest.raises(ConfigurationError, match=r"A worker has no setting 'concurrncy'. Did you mean concurrency"):
+        await pulse_clock.advance(concurrncy=5)
+
+
 def test_a_test_without_a_loop_moves_the_clock_too(
     pulse_sync_client: SyncClient, pulse_worker: PulseWorker, pulse_clock: PulseClock
 ) -> None:

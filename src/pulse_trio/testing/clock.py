@@ -6,6 +6,7 @@ moment at which something falls due, and so on, in the order of time. Nothing el
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,6 +16,7 @@ import psycopg
 import trio
 
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
+from ..settings import setting_names
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import connected, kept_for
 from .kept_worker import KeepingWorker
@@ -34,8 +36,13 @@ _NO_CLOCK = (
     "This database has no clock that can be moved: make it with pulse_database(clock=True), or put pulse_clock among the "
     "test's arguments (or those of a fixture that it uses)."
 )
+LAST = datetime(7900, 1, 1, tzinfo=UTC)
+"""The last moment that the clock can be moved to. The schema takes a worker's times up to the year 9000 (times_are_possible),
+and a lease, a retention or a delay may be a thousand years long."""
+_UNITS = ("days", "hours", "minutes", "seconds", "timeout")
 _LONGEST = 1e9
 """Seconds, some thirty years: no rate makes a job wait for longer."""
+_NOT_AFTER = f"The clock can be moved to {LAST.isoformat()} at the latest"
 _LOOK_WHILE_RUNNING = 0.05
 """Seconds after which jobs are claimed although others still run: a durable handler that does something else meanwhile keeps
 its slot while it waits for its children."""
@@ -92,13 +99,18 @@ class PulseClock:
         """Lets so much time pass (`by` is seconds or a `timedelta`): runs what is due, then what falls due in that time, in its
         order, schedules included. Says how many jobs ended how. `advance()` runs what is due now.
 
-        Raises `TimeoutError` when that takes `timeout` seconds of real time, and `LookupError` when there is a job of a kind
-        without a handler.
+        Raises `TimeoutError` when that takes `timeout` seconds of real time, `LookupError` when there is a job of a kind
+        without a handler, and `ValueError` for a moment after the year 7899.
         """
+        for name in settings.keys() - set(setting_names()):
+            if near := difflib.get_close_matches(name, _UNITS, n=1):
+                raise ConfigurationError(f"advance() takes no {name!r}. Did you mean {near[0]}?")
         whole = by if isinstance(by, timedelta) else timedelta(seconds=by)
         whole += timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         if whole < timedelta():
             raise ValueError(f"Time goes forward only, got {whole}.")
+        if whole and whole > LAST - self.now():
+            raise ValueError(f"{_NOT_AFTER}: {whole} from {self.now().isoformat()} on.")
         return await self._play(whole, timeout, settings)
 
     async def advance_to(
@@ -143,6 +155,8 @@ class PulseClock:
             raise ValueError(f"The clock takes an aware datetime, got {moment!r}.")
         if moment < self.now() - timedelta(seconds=1):
             raise ValueError(f"Time goes forward only: {moment.isoformat()} is before {self.now().isoformat()}.")
+        if moment > LAST:
+            raise ValueError(f"{_NOT_AFTER}, got {moment.isoformat()}.")
 
     def advance_sync(self, by: timedelta | float = 0.0, /, **given: Any) -> DrainReport:
         """`advance` for tests without an event loop."""
@@ -275,7 +289,8 @@ class ClockWorker(KeepingWorker):
     async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta, *, look: bool) -> _Due | None:
         soon = parts.claim_loop.limited_in
         given = {
-            "until": until,
+            # A job that is due later than the clock can show waits for ever.
+            "until": LAST if until is None else until,
             "taken": taken,
             # At least as much as the clock can show: a rate's part of a microsecond would take for ever.
             "soon": max(0.001, soon) if soon < _LONGEST else None,
