@@ -17,7 +17,7 @@ from support.workers import until
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pulse_trio import JobRecord
+    from pulse_trio.records import JobRecord
     from support.databases import Databases
 
 pytestmark = pytest.mark.real_clock
