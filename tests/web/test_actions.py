@@ -9,7 +9,7 @@ import pytest
 
 from pulse_trio.client import request_by_name
 from pulse_trio.lines import Kind
-from pulse_trio.store import queues, schedules, stacks
+from pulse_trio.store import history, queues, schedules, stacks
 from pulse_trio.timing import Timing
 from pulse_trio.web import User
 from pulse_trio.web.actions import ROUTES, bulk
@@ -417,6 +417,33 @@ async def test_who_retries_a_root_is_told_which_members_owe_a_clean_up(site: htt
     assert too not in await foretold(root, verb="delete")
     await post(site, f"/actions/jobs/{one}/retry")
     assert window.value("SELECT state FROM jobs WHERE id = %s", one) == "available"
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+async def test_members_of_retried_roots_are_left_to_them_in_whichever_step_they_come(
+    site: httpx.AsyncClient, window: Window, monkeypatch: pytest.MonkeyPatch, *, afresh: bool
+) -> None:
+    """They were refused, with the advice to enqueue them anew."""
+    monkeypatch.setattr(bulk, "_STEPS", 0.0)
+    monkeypatch.setattr(history, "BATCH", 2 if afresh else 500)
+    root, one, two = (cancelled_with_a_history(window, ended_well=True) for _ in range(3))
+    window.run("DELETE FROM history")
+    for member in (one, two):
+        window.run(
+            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed)"
+            " VALUES (%s, %s, %s, 0, %s, false, true)",
+            member, root, root, str(member),
+        )  # fmt: skip
+        window.run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, member)
+    more = {"afresh": "on"} if afresh else {}
+    answer = await post(site, "/actions/jobs/preview", verb="retry", state="cancelled", **more)
+    while answer.status_code == 200:
+        answer = await post(site, "/actions/jobs/bulk", plan=plan_in(answer.text))
+    what = "begin anew and start new children." if afresh else "start failed children again themselves, unless they"
+    said = await told(site, answer)
+    assert f"1 job retried. 2 jobs are left to the retried jobs above them in the same trees, which {what}" in said
+    assert " not: " not in said
+    assert [window.state(each) for each in (root, one, two)] == ["available", "cancelled", "cancelled"]
 
 
 async def test_selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart(

@@ -10,6 +10,7 @@ import click
 from ..errors import UsageError
 from ..states import State
 from ..store import history
+from ..store.places import left_to_parents
 from ..text import count_of
 from .database import open_store
 from .filters import described, filter_of
@@ -38,13 +39,14 @@ _REASONS = 20
 
 
 class Action:
-    """Applies one action to many jobs, batch by batch: `act(client, ids, how many were done before)`."""
+    """Applies one action to many jobs, batch by batch: `act(client, ids, how many went before, those of them that were moved)`.
+    What it returns may have jobs that it has left to retried parents."""
 
     def __init__(
         self,
         verb: str,
         past: str,
-        act: Callable[[SyncClient, Sequence[int], int], Any],
+        act: Callable[[SyncClient, Sequence[int], int, Sequence[int]], Any],
         moved: Callable[[Any], list[int]],
         *,
         afresh: bool = False,
@@ -70,8 +72,8 @@ class Action:
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
-            moved, refused = self._work(client, ids)
-        self._report(moved, refused, as_json=as_json, by_filter=by_filter)
+            moved, refused, left = self._work(client, ids)
+        self._report(moved, refused, left, as_json=as_json, by_filter=by_filter)
         return UsageError.exit_code if refused else 0, moved
 
     def _owing(self, client: SyncClient, ids: Sequence[int]) -> list[int]:
@@ -112,12 +114,18 @@ class Action:
         state = None if known is None else State(known)
         if self._verb != "delete":
             self._say_before(client, ids, owing := self._owing(client, ids))
-            moved, refused = rehearse_retry(client, ids, state, owing)
+            done = rehearse_retry(client, ids, state, owing, afresh=self._afresh)
+            moved, refused, left = done.retried, done.refused, done.left_to_parents
             if as_json:
-                more = {"refused": refused, "owe_clean_up": [] if self._afresh else owing}
+                more = {
+                    "refused": refused,
+                    "left_to_parents": left,
+                    "owe_clean_up": [] if self._afresh else owing,
+                }
                 print_json({f"would_be_{self._past}": moved} | {name: each for name, each in more.items() if each})
             else:
                 click.echo(f"{count_of(len(moved), 'job')} would be {self._past}")
+            self._say_left(left)
         else:
             done = rehearse_deletion(client, ids, state)
             lost = owing_below(client, settled_roots(client, done.deleted), self._owing(client, done.deleted))
@@ -140,27 +148,36 @@ class Action:
         which = f" ({described(chosen)})" if chosen else ""
         return click.confirm(f"{self._verb} {count_of(count, 'job')}{which}?", err=True)
 
-    def _work(self, client: SyncClient, ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+    def _work(self, client: SyncClient, ids: Sequence[int]) -> tuple[list[int], dict[int, str], list[int]]:
         moved: list[int] = []
         refused: dict[int, str] = {}
+        left: list[int] = []
         watched = len(ids) > history.BATCH and sys.stderr.isatty()
         for start in range(0, len(ids), history.BATCH):
             part = ids[start : start + history.BATCH]
-            done = self._act(client, part, start)
+            done = self._act(client, part, start, moved)
             moved += self._moved(done)
             refused |= done.refused
+            left += getattr(done, "left_to_parents", ())
             if watched:
                 click.echo(f"\r{self._past} {start + len(part):,} of {len(ids):,}", nl=False, err=True)
         if watched:
             click.echo(err=True)
-        return moved, refused
+        return moved, refused, left
 
-    def _report(self, moved: list[int], refused: dict[int, str], *, as_json: bool, by_filter: bool) -> None:
+    def _report(
+        self, moved: list[int], refused: dict[int, str], left: list[int], *, as_json: bool, by_filter: bool
+    ) -> None:
         if as_json:
-            print_json({self._past: moved, "refused": refused})
+            print_json({self._past: moved, "refused": refused} | ({"left_to_parents": left} if left else {}))
         elif by_filter or self._verb == "delete":
             click.echo(f"{count_of(len(moved), 'job')} {self._past}")
+        self._say_left(left)
         self._say(refused)
+
+    def _say_left(self, left: Sequence[int]) -> None:
+        if left:
+            notice(left_to_parents(len(left), afresh=self._afresh))
 
     def _say(self, refused: dict[int, str]) -> None:
         for reason in list(refused.values())[:_REASONS]:

@@ -203,13 +203,14 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, afresh: bool, **giv
     Give either IDs or a filter that has at least a state: --state dead --kind send_welcome.
 
     A retried job keeps its id and its attempts so far. If one of several jobs cannot be retried, the others are, and the exit
-    code is 2.
+    code is 2. The failed children of a retried job are left to it: it starts them again itself.
     """
     spacing = history.spacing_of(rate)
 
-    def retry(client: SyncClient, ids: Sequence[int], done: int) -> Retried:
+    def retry(client: SyncClient, ids: Sequence[int], done: int, before: Sequence[int]) -> Retried:
+        delay, chosen = done * spacing, filter_of(given)
         return client.run(
-            history.retry_batch(ids, delay=done * spacing, spacing=spacing, chosen=filter_of(given), afresh=afresh)
+            history.retry_batch(ids, delay=delay, spacing=spacing, chosen=chosen, afresh=afresh, before=before)
         )
 
     action = Action("retry", "retried", retry, lambda done: done.retried, afresh=afresh)
@@ -238,7 +239,7 @@ def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
     Give either IDs or a filter that has at least a state. A running job is never deleted: cancel it first.
     """
 
-    def delete(client: SyncClient, ids: Sequence[int], done: int) -> Deleted:
+    def delete(client: SyncClient, ids: Sequence[int], done: int, before: Sequence[int]) -> Deleted:
         return client.run(history.delete_batch(ids, chosen=filter_of(given)))
 
     action = Action("delete", "deleted", delete, lambda done: done.deleted)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..records import State
 from ..states import TRANSITIONS, Event
 from ..store import history, operations
-from ..store.places import COUNTED, undeleted, undeleted_in, unretried
+from ..store.places import COUNTED, starts_again, undeleted, undeleted_in, unretried
 from ..text import count_of
 from .roots import places_in
 
@@ -62,10 +62,10 @@ def rehearse_deletion(client: SyncClient, ids: Sequence[int], state: State | Non
 
 
 def rehearse_retry(
-    client: SyncClient, ids: Sequence[int], state: State | None, owing: Container[int]
-) -> tuple[list[int], dict[int, str]]:
-    """Which of these jobs would be retried now, and why the others would not. `state` as above; `owing`: those that owe their
-    clean-up. That a live job has the unique key of one is found by the retry alone."""
+    client: SyncClient, ids: Sequence[int], state: State | None, owing: Container[int], *, afresh: bool = False
+) -> history.Retried:
+    """What a retry of these jobs would do now. `state` as above; `owing`: those that owe their clean-up. That a live job has
+    the unique key of one is found by the retry alone."""
     places, states = places_in(client, ids), _states_of(client, ids, state)
     refused: dict[int, str] = {}
     for job_id in ids:
@@ -75,7 +75,15 @@ def rehearse_retry(
             refused[job_id] = why
         elif Event.RETRY not in TRANSITIONS[found]:
             refused[job_id] = operations.unmoved(job_id, found, None)
-    return [job_id for job_id in ids if job_id not in refused], refused
+    moved = [job_id for job_id in ids if job_id not in refused]
+    failed = (
+        job_id
+        for job_id in refused
+        if job_id in places and starts_again(states.get(job_id), afresh=afresh, owes=job_id in owing)
+    )
+    left = client.run(operations.below(failed, set(moved)))
+    refused = {job_id: why for job_id, why in refused.items() if job_id not in left}
+    return history.Retried(moved, refused, sorted(left))
 
 
 def _refusal(job_id: int, state: State | None, of_tree: str | None) -> str | None:

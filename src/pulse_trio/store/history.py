@@ -17,8 +17,8 @@ from ..states import State, storable
 from ..text import duration
 from .arrays import numbers, texts
 from .filtering import parameters_of
-from .operations import Query, missing, places_of, record_of, retry_statement, unfinished_clean_ups, unmoved
-from .places import undeleted, undeleted_in, unretried
+from .operations import Query, below, missing, places_of, record_of, retry_statement, unfinished_clean_ups, unmoved
+from .places import starts_again, undeleted, undeleted_in, unretried
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +39,12 @@ _AGES = timedelta(days=36525)
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The result of a retry of many jobs: the ids in order, and for refused ones the reason."""
+    """The result of a retry of many jobs: the ids in order, and for refused ones the reason. `left_to_parents`: jobs of trees
+    that were not put back themselves, because a retried job above them starts its failed children again."""
 
     retried: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
+    left_to_parents: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +196,12 @@ def retry_batch(
     spacing: float = 0.0,
     chosen: JobFilter | None = None,
     afresh: bool = False,
+    before: Sequence[int] = (),
 ) -> Operation[Retried]:
     """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last.
 
     `chosen` is the filter that found them, for the audit trail: jobs that have left its state are left alone. With `afresh`
-    durable jobs forget first what they have done."""
+    durable jobs forget first what they have done. `before`: the jobs that earlier batches of the same act have retried."""
     done = Retried()
     named = retry_statement(afresh=afresh)
     if chosen is not None and chosen.get("owes_clean_up"):
@@ -213,12 +216,17 @@ def retry_batch(
     left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
     places = (yield from places_of(left)) if left else {}
     owing = (yield from unfinished_clean_ups(list(places))) if places else []
+    done.retried.extend(row[0] for row in rows if row[1])
+    failed = (row[0] for row in rows if row[0] in places and starts_again(row[3], afresh=afresh, owes=row[0] in owing))
+    left_to_parents = yield from below(failed, {*before, *done.retried})
     for job_id, moved, blocked_by, state, *_ in rows:
         why = unretried(places[job_id], state, owes=job_id in owing) if job_id in places else None
-        if why is not None:
+        if moved:
+            continue
+        if job_id in left_to_parents:
+            done.left_to_parents.append(job_id)
+        elif why is not None:
             done.refused[job_id] = why
-        elif moved:
-            done.retried.append(job_id)
         elif state is None:
             done.refused[job_id] = missing(job_id)
         else:
@@ -232,9 +240,11 @@ def retry_many(chosen: JobFilter, *, limit: int | None = None, rate: float | Non
     ids = yield from chosen_for_action(chosen, limit=limit)
     done = Retried()
     for start in range(0, len(ids), BATCH):
-        part = yield from retry_batch(ids[start : start + BATCH], delay=start * spacing, spacing=spacing, chosen=chosen)
+        asked, before = ids[start : start + BATCH], done.retried
+        part = yield from retry_batch(asked, delay=start * spacing, spacing=spacing, chosen=chosen, before=before)
         done.retried.extend(part.retried)
         done.refused.update(part.refused)
+        done.left_to_parents.extend(part.left_to_parents)
     return done
 
 

@@ -29,6 +29,7 @@ from .places import Place, unretried
 from .refusals import refuse_raw_bytes, translate, unsendable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from datetime import datetime
 
 T = TypeVar("T")
@@ -173,6 +174,25 @@ def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
     """Where those of these jobs stand that belong to trees."""
     rows = yield Query("tree_places", {"ids": numbers(job_ids)})
     return {row[0]: Place(*row) for row in rows}
+
+
+def below(job_ids: Iterable[int], retried: Collection[int]) -> Operation[set[int]]:
+    """Those of these jobs that have one of the `retried` above them in their trees."""
+    found = set[int]()
+    above = {job_id: job_id for job_id in job_ids} if retried else {}
+    while above:
+        places = yield from places_of(list(set(above.values())))
+        higher = dict[int, int]()
+        for job_id, at in above.items():
+            place = places.get(at)
+            if place is None or place.parent_id is None:
+                continue
+            if place.parent_id in retried or place.root_id in retried:
+                found.add(job_id)
+            elif place.parent_id != place.root_id:
+                higher[job_id] = place.parent_id
+        above = higher
+    return found
 
 
 def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:

@@ -75,6 +75,21 @@ def unretried(place: Place, state: str, *, owes: bool = False) -> str | None:
     )
 
 
+def starts_again(state: str | None, *, afresh: bool, owes: bool) -> bool:
+    """Whether a job in this state, which was not retried, is left to a retried job above it in its tree. One that `owes` its
+    clean-up is not: a job that does not start it again leaves that undone."""
+    return not owes and (state in {State.DEAD, State.CANCELLED} or (afresh and state == State.COMPLETED))
+
+
+def left_to_parents(count: int, *, afresh: bool) -> str:
+    """That so many jobs are left to retried jobs above them, in words."""
+    who, them = ("is", "it") if count == 1 else ("are", "them")
+    what = "start failed children again themselves, unless they have gone on after them"
+    if afresh:
+        what = "begin anew and start new children"
+    return f"{count_of(count, 'job')} {who} left to the retried jobs above {them} in the same trees, which {what}"
+
+
 def undeleted(place: Place, deleted: Container[int] = ()) -> str | None:
     """Why a job of a tree was not deleted; None for another reason than its tree. `deleted`: roots that go with it."""
     if not place.root_lives:

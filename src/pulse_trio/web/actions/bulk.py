@@ -9,7 +9,8 @@ person has left, and every number shown is true.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.responses import JSONResponse
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse
 from ...errors import InvalidArguments, UsageError
 from ...store import cancelling, history
 from ...store.filtering import FILTERS
+from ...store.places import left_to_parents
 from ...text import count_of
 from ..filters import chosen_of
 from ..rendering import page
@@ -46,7 +48,8 @@ _SAMPLE = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What a person is asked to confirm, and how far it has come. `said` are the filters, as they were given."""
+    """What a person is asked to confirm, and how far it has come. `said` are the filters, as they were given; `again` the jobs
+    that were retried, and `left` how many were left to those of them that are above them in their trees."""
 
     verb: str
     ids: list[int]
@@ -58,21 +61,19 @@ class Plan:
     """Why the first one was refused."""
     back: str = "/jobs"
     afresh: bool = False
+    left: int = 0
+    again: list[int] = field(default_factory=list[int])
 
     def packed(self) -> list[Any]:
         """As JSON; ids as differences, which compress well."""
-        steps = [one - before for before, one in zip([0, *self.ids], self.ids, strict=False)]
-        rest = [self.total, self.moved, self.refused, self.reason, self.back, self.afresh]
-        return [self.verb, steps, self.said, *rest]
+        rest = [self.total, self.moved, self.refused, self.reason, self.back, self.afresh, self.left]
+        return [self.verb, _steps(self.ids), self.said, _steps(self.again), *rest]
 
     @classmethod
     def unpacked(cls, found: Any) -> Plan:
         """The reverse."""
-        verb, steps, said, *rest = found
-        ids: list[int] = []
-        for step in steps:
-            ids.append((ids[-1] if ids else 0) + step)
-        return cls(verb, ids, said, *rest)
+        verb, steps, said, again, *rest = found
+        return replace(cls(verb, _summed(steps), said, *rest), again=_summed(again))
 
     @property
     def past(self) -> str:
@@ -82,7 +83,15 @@ class Plan:
     @property
     def done(self) -> int:
         """How many were tried."""
-        return self.moved + self.refused
+        return self.moved + self.refused + self.left
+
+
+def _steps(ids: list[int]) -> list[int]:
+    return [one - before for before, one in zip([0, *ids], ids, strict=False)]
+
+
+def _summed(steps: list[int]) -> list[int]:
+    return list(accumulate(steps))
 
 
 @dataclass(frozen=True)
@@ -169,10 +178,12 @@ async def _step(request: Request, plan: Plan) -> Plan:
     ids, rest = plan.ids[: history.BATCH], plan.ids[history.BATCH :]
     chosen = cast("JobFilter", plan.said)
     reasons: dict[int, str] = {}
+    again, left = plan.again, 0
     match plan.verb:
         case "retry":
-            retried = await act(request, history.retry_batch(ids, chosen=chosen, afresh=plan.afresh))
-            moved, reasons = len(retried.retried), retried.refused
+            retried = await act(request, history.retry_batch(ids, chosen=chosen, afresh=plan.afresh, before=again))
+            moved, reasons, left = len(retried.retried), retried.refused, len(retried.left_to_parents)
+            again = [*again, *retried.retried]
         case "delete":
             deleted = await act(request, history.delete_batch(ids, chosen=chosen))
             moved, reasons = len(deleted.deleted), deleted.refused
@@ -186,16 +197,23 @@ async def _step(request: Request, plan: Plan) -> Plan:
                 if each.cancellation is None
             }
     reason = plan.reason or next(iter(reasons.values()), "")
-    return Plan(
-        plan.verb, rest, plan.said, plan.total, plan.moved + moved, plan.refused + len(ids) - moved, reason[:300], plan.back,
-        plan.afresh,
-    )  # fmt: skip
+    return replace(
+        plan,
+        ids=rest,
+        moved=plan.moved + moved,
+        refused=plan.refused + len(ids) - moved - left,
+        reason=reason[:300],
+        left=plan.left + left,
+        again=again,
+    )
 
 
 def _end(request: Request, plan: Plan) -> Response:
     told = f"{count_of(plan.moved, 'job')} {plan.past}."
     if plan.verb == "cancel":
         told = f"{count_of(plan.moved, 'job')} cancelled; handlers that run are being cancelled."
+    if plan.left:
+        told += f" {left_to_parents(plan.left, afresh=plan.afresh)}."
     if plan.refused:
         told += f" {plan.refused:,} not: {plan.reason}" if plan.reason else f" {plan.refused:,} were gone."
     return back(request, plan.back, told, failed=bool(plan.refused and not plan.moved))
