@@ -162,6 +162,36 @@ async def test_a_job_that_workers_put_back_again_and_again_has_no_handler(
     assert codes(window, job_id) == ["unknown_kind", "scheduled"]
 
 
+@pytest.mark.parametrize("error", [None, "UnfitArguments: no 'size'"])
+async def test_a_job_that_a_worker_has_put_back_once_says_so_at_each_look(
+    store: WorkerStore, window: Window, queue: str, error: str | None
+) -> None:
+    """It was only due in some seconds until it had been put back three times."""
+    job_id = window.enqueue(queue, kind="unheard-of")
+    for _ in range(2):
+        await store.settle([end(await claim_one(store, queue), "released", delay=15.0, error=error)])
+        first, second = reasons(window, job_id)
+        assert (first.code, second.code) == ("unknown_kind", "scheduled")
+        assert first.text == (
+            "A worker has claimed it and put it back: it did not have a handler for the kind unheard-of that takes its "
+            "arguments."
+        )
+        # It has come due meanwhile: no worker has claimed it yet.
+        window.run("UPDATE job SET run_at = run_at - interval '16 s' WHERE id = %s", job_id)
+        window.run("UPDATE attempt SET ended_at = ended_at - interval '16 s' WHERE job_id = %s", job_id)
+        assert codes(window, job_id) == ["unknown_kind"]
+
+
+async def test_a_job_that_was_released_by_a_stopping_worker_or_snoozed_is_not_put_back_as_unfit(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    released, snoozed = window.enqueue_many(2, queue)
+    claims = {each.id: each for each in await claim(store, queue, 2)}
+    await store.settle([end(claims[released], "released"), end(claims[snoozed], "snoozed", delay=60.0)])
+    assert codes(window, released) == ["next"]
+    assert codes(window, snoozed) == ["scheduled"]
+
+
 async def test_a_job_in_quarantine_says_since_when(store: WorkerStore, window: Window, queue: str) -> None:
     job_id = window.enqueue(queue)
     window.run("UPDATE job SET suspect = true, suspected_at = '2026-11-22 12:00Z' WHERE id = %s", job_id)

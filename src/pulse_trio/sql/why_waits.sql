@@ -28,9 +28,13 @@ SELECT t.state = :state.running AS running, t.queue, t.kind, t.key, t.attempt, :
        (SELECT count(*) FROM serving s WHERE s.serves AND NOT s.draining) AS serving_workers,
        (SELECT count(*) FROM serving s WHERE s.serves AND s.draining) AS draining_workers,
        (SELECT coalesce(sum(s.free), 0)::bigint FROM serving s WHERE s.serves AND NOT s.draining) AS free_slots,
-       -- A worker that knows the kind says why it releases a job. A durable one may have been suspended by such a worker before.
-       (SELECT count(*) FILTER (WHERE a.outcome = 'released' AND (a.error IS NULL OR a.error LIKE 'UnfitArguments:%%')) = 3
-        FROM (SELECT a.outcome, a.error FROM :"schema".attempt a
+       -- Whether the last workers put it back 3 times or more ('again'), or the last one ('once'). A worker that knows the kind says why it
+       -- releases a job; one that does not puts it back for later, and other releases come due at once. A durable one may have been
+       -- suspended by a worker that knows it before.
+       (SELECT CASE WHEN count(*) FILTER (WHERE a.unfit) = 3 THEN 'again'
+                    WHEN bool_or(a.unfit AND a.attempt = t.attempt AND t.run_at > a.ended_at + interval '1 second') THEN 'once' END
+        FROM (SELECT a.attempt, a.ended_at, a.outcome = 'released' AND (a.error IS NULL OR a.error LIKE 'UnfitArguments:%%') AS unfit
+              FROM :"schema".attempt a
               WHERE a.job_id = t.id AND a.ended_at > statement_timestamp() - interval '1 hour' ORDER BY a.attempt DESC LIMIT 3) a)
          AS put_back,
        CASE WHEN t.key IS NULL THEN (

@@ -79,7 +79,7 @@ class Facts:
     serving_workers: int
     draining_workers: int
     free_slots: int
-    put_back: bool
+    put_back: str | None
     ahead: int | None
     suspended: bool
     events: Sequence[str] | None
@@ -113,7 +113,7 @@ def reasons_of(facts: Facts) -> Iterator[Reason]:
     stopped = list(_stopped(facts))
     if not due:
         # A job that workers put back is due again in seconds, again and again: that is no reason of its own.
-        stopped.insert(int(facts.put_back), _later(facts))
+        stopped.insert(int(facts.put_back is not None), _later(facts))
     yield from stopped
     if due and not stopped:
         yield from _turn(facts)
@@ -156,11 +156,10 @@ def _stopped(facts: Facts) -> Iterator[Reason]:
 def _unserved(facts: Facts) -> Iterator[Reason]:
     if facts.serving_workers:
         if facts.put_back:
-            yield Reason(
-                "unknown_kind",
-                f"Workers claim it and put it back: none of them has a handler for the kind {shown(facts.kind)} "
-                "that takes its arguments.",
-            )
+            what = f"a handler for the kind {shown(facts.kind)} that takes its arguments."
+            once = f"A worker has claimed it and put it back: it did not have {what}"
+            many = f"Workers claim it and put it back: none of them has {what}"
+            yield Reason("unknown_kind", once if facts.put_back == "once" else many)
     elif facts.draining_workers:
         yield Reason(
             "workers_draining", f"Each worker of its queue, {facts.queue}, is stopping and claims no more jobs."
