@@ -145,3 +145,21 @@ async def test_a_step_that_is_cut_off_for_its_own_slowness_has_failed(trees: Tre
         await trees.burst(log=False)
     assert trees.job(job_id)["result"] == "refunded"
     assert "IdleInTransactionSessionTimeout" in said[0]
+
+
+async def test_a_plain_handlers_transaction_that_stood_too_long_names_the_setting_that_ended_it(trees: Trees) -> None:
+    """ "The connection was lost during COMMIT", and nothing said whose doing it was."""
+
+    @trees.handlers.job(max_attempts=1)
+    async def order(job: Job) -> None:
+        async with job.transaction() as tx:
+            await tx.execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
+            await trio.lowlevel.wait_readable(tx.connection.fileno())
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst(log=False)
+    assert trees.job(job_id)["error"].splitlines()[0] == (
+        f"DatabaseUnavailable: the transaction of job {job_id} was rolled back: the server ended it, and its connection, "
+        "before COMMIT, by the setting idle_in_transaction_session_timeout: it stood for too long"
+    )

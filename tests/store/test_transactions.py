@@ -267,6 +267,46 @@ async def test_a_lost_commit_is_unknown_and_then_found_out(
     assert (window.state(job_id) == "completed") is reached
 
 
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+async def test_a_transaction_that_stands_for_longer_than_its_role_may_is_said_to_be_ended_by_that_setting(
+    setting: str, dsn: str, window: Window
+) -> None:
+    """It was a connection that was lost during COMMIT."""
+    if setting == "transaction_timeout" and window.connection.info.server_version < 170_000:
+        pytest.skip("PostgreSQL 17 has brought it")
+    name = window.connection.info.dbname
+    window.run(f'ALTER DATABASE "{name}" SET {setting} = 20')
+    job_id = window.enqueue()
+    async with open_store(dsn) as store, store.transactions.open():
+        claim = await claim_one(store)
+        with pytest.raises(
+            CommitUnknown,
+            match=f"^the server ended it, and its connection, before COMMIT, by the setting {setting}: it stood",
+        ):
+            async with store.transactions.begin() as begun:
+                await begun.connection.execute(INSERT, [claim.id])
+                # Readable: the server has said why it ends the session.
+                await trio.lowlevel.wait_readable(begun.connection.fileno())
+                await begun.complete(end(claim))
+        window.run(f'ALTER DATABASE "{name}" RESET {setting}')
+        assert await store.transactions.committed(claim) is False
+    assert (ledger(window), window.state(job_id)) == ([], "running")
+
+
+async def test_a_transaction_has_the_settings_of_its_role_and_database(dsn: str, window: Window) -> None:
+    asked = {
+        "lock_timeout": "7s",
+        "search_path": "shop",
+        "idle_in_transaction_session_timeout": "9min",
+        "TimeZone": "Europe/Berlin",
+    }
+    for setting, value in asked.items():
+        window.run(f"ALTER DATABASE \"{window.connection.info.dbname}\" SET {setting} = '{value}'")
+    async with open_store(dsn) as store, store.transactions.open(), store.transactions.begin() as begun:
+        for setting, value in asked.items():
+            assert await begun.connection.value_of(b"SHOW " + setting.encode()) == value.encode()
+
+
 async def cut_at_the_reply(proxy: Proxy) -> None:
     await proxy.to_client.arrival()
     proxy.cut()

@@ -10,11 +10,12 @@ from .outcomes import Settlement
 from .reports import TooSlow, is_large, size_of
 from .schedules import Broken, Fired
 from .sweeping import Found, Sweep
-from .transactions import CommitUnknown, FencedTransactions
+from .transactions import TIME_LIMITS, CommitUnknown, FencedTransactions
 from .upkeep import HandedBack, Rescue
 from .worker import WorkerStore
 
 __all__ = [
+    "TIME_LIMITS",
     "Allowance",
     "Beat",
     "Broken",

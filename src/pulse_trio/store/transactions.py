@@ -72,6 +72,14 @@ _BEFORE_LINES = b"; ".join([_BEFORE_COMPLETION, pinned_for_transaction()])
 """The same for a statement, which has no settings of its own: the meaning of names, NULL in arrays, a time limit."""
 
 
+TIME_LIMITS = {
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "57P05": "idle_session_timeout",
+}
+"""The settings by which a server ends a session, by the error of which it does: the transaction is rolled back."""
+
+
 _LOST = "PT001"
 _LOCKED = "PT002"
 """What the completion raises; see migrations/0054_completion_with_commit.sql."""
@@ -269,7 +277,7 @@ class FencedTransactions:
                     if is_unknown:
                         if (claim := begun.claim) is not None:
                             self._unknown[claim.id, claim.attempt] = begun.backend, begun_at
-                        raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
+                        raise CommitUnknown(_how_it_was_lost(error)) from error  # noqa: ASYNC104
                     raise
             if answering.cancelled_caught and not begun.committed:
                 raise _unanswered("the completion" if entered else "BEGIN")
@@ -335,6 +343,13 @@ class FencedTransactions:
             or connection.pgconn.pipeline_status != pq.PipelineStatus.OFF
         ):
             connection.abort()
+
+
+def _how_it_was_lost(error: BaseException) -> str:
+    """Where the handler let the transaction stand for too long, the server's last word is found in front of COMMIT's answer."""
+    if (setting := TIME_LIMITS.get(getattr(error, "sqlstate", None) or "")) is None:
+        return f"the connection was lost during COMMIT: {error}"
+    return f"the server ended it, and its connection, before COMMIT, by the setting {setting}: it stood for too long"
 
 
 @contextmanager

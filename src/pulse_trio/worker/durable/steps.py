@@ -20,7 +20,7 @@ from ...handlers.signature import hints_of
 from ...jobs import Discard, Job, RetryAfter, Snooze
 from ...lines import BeyondLimit, Kind, Line, Lines
 from ...states import WISHES
-from ...store import CommitUnknown
+from ...store import TIME_LIMITS, CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .afresh import is_asked_by
 from .beginning import begin
@@ -39,8 +39,6 @@ _TEXT = 4000
 """Characters of a step's exception that are remembered."""
 _LOCKED_PAUSE = 0.02
 """Seconds until a row that another transaction has locked (a beat, most often) is tried again."""
-_TOO_SLOW = ("25P03", "25P04", "57P05")
-"""PostgreSQL's `idle_in_transaction_session_timeout`, `transaction_timeout` and `idle_session_timeout`."""
 _DURABLE_CALLS = frozenset(
     (
         "step",
@@ -165,7 +163,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
 
 def _is_ended_for_its_idleness(error: BaseException) -> bool:
     """Whether PostgreSQL has closed the connection because the step let its transaction stand too long, as it would again."""
-    return any(getattr(leaf, "sqlstate", None) in _TOO_SLOW for leaf in reasons_of(error))
+    return any(getattr(leaf, "sqlstate", None) in TIME_LIMITS for leaf in reasons_of(error))
 
 
 def _keep_room(durable: Durable) -> None:
