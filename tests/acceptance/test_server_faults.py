@@ -11,7 +11,7 @@ import pytest
 import trio
 from psycopg.conninfo import make_conninfo
 
-from pulse_trio import Handlers, Job, SyncClient
+from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient, Worker
 from pulse_trio.grants import grant_sync
 from pulse_trio.observe import (
     CancellationDelivered,
@@ -152,6 +152,19 @@ async def test_a_worker_that_gets_no_connection_backs_off_and_its_running_leases
             gate.open.set()
             assert await settled(dsn, running) == ("completed", 1, 1)
         assert heard.of(LeaseUnproven) == heard.of(FenceLost) == heard.of(JobsRescued) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_a_worker_that_gets_too_few_connections_to_start_leaves_no_session(
+    dsn: str, window: Window, gate: Gate, limit: int
+) -> None:
+    """Its session was there, and nobody ended it: the doctor and each later worker warned of a stale worker."""
+    with limited_role(dsn) as role:
+        window.run(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
+        with pytest.raises(DatabaseUnavailable, match="too many connections"):
+            await Worker(gate.handlers, make_conninfo(dsn, user=role), connect_timeout=0.5, log=False).run()
+        left = window.run("SELECT ended_at IS NOT NULL AS ended, draining FROM session")
+        assert [row["ended"] for row in left] == [True]
 
 
 async def test_a_table_locked_for_two_leases_ends_its_handlers_before_anyone_else_and_is_recovered_from(

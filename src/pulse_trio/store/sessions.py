@@ -107,6 +107,12 @@ class Sessions:
         async with self._links.beats.using() as connection:
             await connection.execute(statement("end_sessions", self._schema), {"sessions": self.ids})
 
+    async def end_unstarted(self) -> None:
+        """The same for a worker whose start has failed, over the claiming connection: it may have no other."""
+        if self.ids:
+            async with self._links.claims.using() as connection:
+                await connection.execute(statement("end_sessions", self._schema), {"sessions": self.ids})
+
     async def _notice_another_server(self, connection: TrioConnection[Any]) -> None:
         # A pooler keeps our connection when it switches to another server.
         row = await (await connection.execute("SELECT pg_postmaster_start_time()::text")).fetchone()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ..errors import DatabaseUnavailable
 from .beats import Beats
 from .callbacks import Callbacks
 from .claims import Claims
@@ -121,8 +123,12 @@ class WorkerStore:
         self.firing = Firing(self.links.watch, schema, self.sessions, callbacks)
         self.transactions = FencedTransactions(dsn, self.links.lineage, concurrency=concurrency, keep=keep)
 
-    async def aclose(self) -> None:
-        """Closes every connection."""
+    async def aclose(self, *, started: bool = True) -> None:
+        """Closes every connection. A worker whose start has failed ends its session first: nothing else would, and other
+        workers would warn of a stale one."""
+        if not started:
+            with suppress(DatabaseUnavailable):
+                await self.sessions.end_unstarted()
         await self.links.aclose()
 
     @property

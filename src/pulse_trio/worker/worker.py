@@ -241,7 +241,7 @@ class Worker:
             failed = await self._live(parts, task_status)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL):
-                await self._store.aclose()
+                await self._store.aclose(started=self._parts is not None)
         return self._report(parts, failed)
 
     async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> ResourceFailed | ResourceLost | None:

@@ -67,7 +67,7 @@ class MemoryStore(MemoryClaims):
         """The session, as the part of the sessions calls it."""
         return self.session
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, started: bool = True) -> None:
         await trio.lowlevel.checkpoint()
         self.closed = True
         self._withdraw()
