@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio import DatabaseUnavailable, PulseTrioError, TookTooLong, UsageError
+from pulse_trio import DatabaseUnavailable, PulseTrioError, SyncClient, TookTooLong, UsageError
 from pulse_trio.cli.doctor import doctor, examine
 from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_failure, judge_line, judge_server
 from pulse_trio.store import health
@@ -547,3 +547,68 @@ def test_it_names_who_has_locked_a_table(table: str, dsn: str, monkeypatch: pyte
 )
 def test_an_examination_that_fails_says_what_to_do(error: PulseTrioError, do: str) -> None:
     assert do in (judge_failure(error, str(error), []).do or "")
+
+
+async def ahead(command: Command) -> dict[str, tuple[str, str]]:
+    """What the doctor says of moments that cannot be, and what to do, by what they are of."""
+    # 1: the server of the tests has fsync off.
+    found = json.loads((await command("doctor", "--json", code=1)).stdout)["findings"]
+    said = [(f["what"], f["do"]) for f in found if f["check"] == "server's clock"]
+    return {
+        next(kind for kind in ("rate", "schedule", "worker", "job") if kind in what[:14]): (what, do)
+        for what, do in said
+    }
+
+
+async def test_moments_of_a_server_clock_that_was_ahead_are_named_with_what_mends_them(
+    command: Command, dsn: str
+) -> None:
+    """The clock was an hour ahead for some seconds. A queue and a schedule stood still, jobs of a dead worker were kept, and
+    the doctor found nothing."""
+    with Window(dsn) as window:
+        client = SyncClient(dsn)
+        async with open_store(dsn, leases={"slow": 1800.0}, declared=["slow"]) as store:
+            client.schedule("nightly", "noop", every=60)
+            window.run("INSERT INTO bucket (queue, key, full_at, count, seconds) VALUES ('mail', '', now(), 10, 60)")
+            jobs = window.enqueue_many(2, "slow")
+            await claim(store, "slow", 2)
+            await store.touch(2, set(), draining=False)
+            assert window.value("SELECT min(lease_until) > now() + interval '29 min' FROM job")
+            assert await ahead(command) == {}
+
+            window.run("UPDATE bucket SET full_at = now() + interval '90 min'")
+            window.run("UPDATE session SET seen_at = now() + interval '90 min'")
+            window.run("UPDATE job SET lease_until = lease_until + interval '1 h' WHERE id = %s", jobs[0])
+            window.run("UPDATE job SET started_at = started_at + interval '1 h' WHERE id = %s", jobs[1])
+            window.run(
+                "INSERT INTO schedule_fire (name, due_at) SELECT name, next_due + interval '59 min' FROM schedule"
+            )
+            window.run("UPDATE schedule SET next_due = next_due + interval '1 h'")
+            found = await ahead(command)
+            assert found["rate"][0].startswith("1 rate of mail would be whole in 1 h 2")
+            assert "last gave a sign of life in 1 h 2" in found["worker"][0]
+            assert f"2 running jobs ({jobs[0]}, {jobs[1]}) are leased until 1 h 2" in found["job"][0]
+            assert "1 schedule (nightly) has been fired for a moment that is still to come" in found["schedule"][0]
+            assert "WHERE seen_at > now()" in found["worker"][1]
+            assert "  in 1 h 2" in (await command("workers")).stdout
+
+            # As each finding says.
+            await store.touch(2, set(), draining=False)
+            for job_id in jobs:
+                await command("jobs", "release", str(job_id), "--force")
+            await command("cron", "pause", "nightly")
+            await command("cron", "resume", "nightly")
+            assert set(await ahead(command)) == {"rate"}
+            assert window.value("SELECT next_due < now() + interval '61 s' FROM schedule")
+
+
+async def test_a_lease_of_a_worker_of_the_version_before_is_not_judged_by_its_length(
+    command: Command, dsn: str
+) -> None:
+    """What leases its queues have is not known."""
+    with Window(dsn) as window:
+        async with open_store(dsn, leases={"slow": 1800.0}) as store:
+            window.enqueue("slow")
+            await claim(store, "slow", 1)
+            window.run("UPDATE session SET longest_lease = NULL")
+            assert await ahead(command) == {}

@@ -65,7 +65,7 @@ READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
-    "doctor_left", "doctor_owing",
+    "doctor_left", "doctor_owing", "doctor_ahead",
     "ended", "enqueued_as", "job",
     "metrics_queues", "metrics_schedules", "queue_settings", "recently_dead", "recent_figures",
     "tree", "lines_of", "history_of", "unreceived_of", "compensated", "unfinished_clean_ups", "owing_members",

@@ -272,6 +272,42 @@ async def test_a_bucket_of_the_version_before_holds_a_higher_rate_back_no_longer
     assert answer.claims or answer.again_in == pytest.approx(0.001)
 
 
+@pytest.mark.parametrize("ahead", ["1 h", "3 years", "300 years", "infinity"])
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_bucket_of_a_clock_that_was_ahead_counts_as_full_and_is_set_right(
+    store: WorkerStore, window: Window, queue: str, keyed: bool, ahead: str
+) -> None:
+    """Its queue stood still for as long as the server's clock had been ahead, with 9 of 10 tokens left."""
+    window.run(
+        "INSERT INTO bucket (queue, key, full_at, count, seconds)"
+        " VALUES (%s, %s, CASE WHEN %s = 'infinity' THEN 'infinity' ELSE now() + nullif(%s, 'infinity')::interval END, 10, 60)",
+        queue, "a" if keyed else "", ahead, ahead,
+    )  # fmt: skip
+    if keyed:
+        for _ in range(12):
+            window.enqueue(queue, key="a", rate="10/min")
+    else:
+        await limit(store, queue, rate=Rate(10, 60.0))
+        window.enqueue_many(12, queue)
+    assert len(await take(store, queue, 4)) == 4
+    left = window.value("SELECT extract(epoch FROM full_at - now())::float8 FROM bucket WHERE queue = %s", queue)
+    assert left == pytest.approx(24, abs=5)
+    assert len(await take(store, queue)) == 6
+    assert await take(store, queue) == []
+
+
+async def test_a_bucket_that_is_full_within_the_time_of_its_rate_holds_back(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    await limit(store, queue, rate=Rate(10, 3600.0))
+    window.run(
+        "INSERT INTO bucket (queue, key, full_at, count, seconds) VALUES (%s, '', now() + interval '3600 s', 10, 3600)",
+        queue,
+    )
+    window.enqueue(queue)
+    assert await take(store, queue) == []
+
+
 # Whose turn it is
 
 

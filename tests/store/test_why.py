@@ -134,6 +134,16 @@ async def test_a_full_key_names_its_jobs_and_another_key_is_free(
     assert codes(window, window.enqueue(queue, key="other", **options)) == ["next"]
 
 
+async def test_a_rate_that_was_drawn_from_while_the_clock_was_ahead_is_no_reason(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    window.enqueue(queue, key="acme", rate="1/h")
+    waiting = window.enqueue(queue, key="acme", rate="1/h")
+    await store.claim_limited(queue, 10)
+    window.run("UPDATE bucket SET full_at = full_at + interval '1 h' WHERE queue = %s", queue)
+    assert codes(window, waiting) == ["next"]
+
+
 async def test_a_key_that_has_used_up_its_rate_waits(store: WorkerStore, window: Window, queue: str) -> None:
     window.enqueue(queue, key="acme", rate="1/h")
     waiting = window.enqueue(queue, key="acme", rate="1/h")

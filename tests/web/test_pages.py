@@ -20,6 +20,7 @@ from pulse_trio.web.reading.job import LONGEST, TOO_LONG
 from pulse_trio.web.security import HIDDEN
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.sites import open_site
+from support.stores import open_store
 
 if TYPE_CHECKING:
     import httpx
@@ -88,6 +89,14 @@ async def test_a_program_whose_filter_cannot_be_read_is_refused(
     assert (page.status_code, twin.status_code) == (200, 400)
     assert reason in twin.json()["error"]
     assert "jobs" not in twin.json()
+
+
+async def test_a_last_beat_of_a_clock_that_was_ahead_has_no_negative_age(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    async with open_store(window.dsn):
+        window.run("UPDATE session SET seen_at = now() + interval '90 min'")
+        assert re.search(r'data-label="Last beat">in 1 h (30|2\d) min<', (await site.get("/workers")).text)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,17 @@ def workers(gone: bool, schema: str | None, dsn: str | None, as_json: bool) -> N
     now = utc_now()
     rows = [
         (w.id, w.host, w.pid, w.state, w.running, w.concurrency, ",".join(w.queues), ago(w.started_at, now),
-         f"{duration(round(w.beat_age, 1))} ago", w.version)
+         _beat(w.beat_age), w.version)
         for w in found
     ]  # fmt: skip
     whole = ("id", "host", "pid", "state", "last beat")
     print_table(COLUMNS, rows, right=("id", "pid", "running", "concurrency"), whole=whole, styles=STYLES)
     if not found:
         notice("no workers" if gone else "no workers; --all shows those that have gone")
+
+
+def _beat(age: float) -> str:
+    """When a worker last gave a sign of life; in the future where the server's clock was ahead."""
+    if age < -1:
+        return f"in {duration(-age)}"
+    return f"{duration(max(0.0, round(age, 1)))} ago"

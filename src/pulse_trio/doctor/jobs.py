@@ -9,6 +9,7 @@ from ..store import health as looking
 from ..store import watching
 from ..text import count_of, duration
 from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
+from .moments import judge_moments
 from .tables import holders, storage_of
 from .trees import judge_trees
 
@@ -49,6 +50,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
             looking.LIFT,
         )
     yield from holders(found)
+    yield from judge_moments(found.ahead)
     yield from _workers(found)
     yield from _queues(found)
     yield from _kinds(found)

@@ -27,6 +27,8 @@ SCHEDULES = 100
 """How many schedules are looked at, as by the metrics."""
 MOST_LEFT = 10_000
 """How many jobs of stale workers are counted."""
+MOST_AHEAD = 1_000
+"""How many moments of each kind that cannot be are counted."""
 MOST_FAILED = 2_000
 """How many of the newest jobs that did not complete are asked whether they owe a clean-up."""
 LIFT = (
@@ -142,6 +144,18 @@ class Owing:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """Moments of one kind that cannot be, because the server's clock was ahead when they were written: of a `rate`, a
+    `worker`'s sign of life, a `lease` or a `schedule`. How many there are (at most `MOST_AHEAD` are counted), the names of
+    five, and in how many seconds the last comes."""
+
+    what: str
+    count: int
+    names: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RowSecurity:
     """A table with row-level security that is not pulse-trio's own: `policies` are those that pulse-trio does not know.
     `hides`: rows may be hidden from this role, or (`forced`) from the schema's functions."""
@@ -182,6 +196,7 @@ class Health:
     owing: Owing | None = None
     """Finished jobs that owe a clean-up; None if this role may not ask."""
     paused_kinds: list[PausedKind] = field(default_factory=list[PausedKind])
+    ahead: list[Ahead] = field(default_factory=list[Ahead])
 
 
 def server() -> Operation[Server]:
@@ -243,6 +258,7 @@ def health(known: Server) -> Operation[Health]:
         left,
         owing,
         (yield from paused_kinds()),
+        [Ahead(*row) for row in (yield Query("doctor_ahead", {"most": MOST_AHEAD}, PATIENCE))],
     )
 
 

@@ -15,6 +15,8 @@ class Leases:
     def __init__(self, lease: float, by_queue: Mapping[str, float]) -> None:
         self.default = f"{lease} s"
         """The lease as SQL reads it."""
+        self.most = f"{max([lease, *by_queue.values()])} s"
+        """The longest lease of all."""
         self._by_queue = {queue: f"{own} s" for queue, own in by_queue.items()}
         self.as_json = json.dumps(self._by_queue) if by_queue else None
         """The leases by queue as SQL reads them; None if no queue has its own, so that no claim looks any up."""

@@ -107,6 +107,7 @@ class WorkerStore:
             "declared": list(declared)[:_DECLARED],
             "concurrency": concurrency,
             "lease": held.default,
+            "longest": held.most,
             "stale": f"{stale} s" if stale else None,
         }
         writer = OutcomeWriter(schema, callbacks, keep=keep, patience=f"{unfit_patience} s")
