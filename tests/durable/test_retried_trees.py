@@ -44,6 +44,8 @@ class Dead:
             async with job.durable_nursery() as nursery:
                 nursery.start_soon(parcel)
 
+        self.parcel = parcel
+
     async def died(self) -> tuple[int, list[int]]:
         """The ids of the root and its members, when all are dead."""
         root = self.trees.enqueue("order")
@@ -132,3 +134,29 @@ async def test_the_command_says_in_a_line_what_it_leaves_to_roots(trees: Trees, 
     assert stderr.count(f"2 jobs {GO_ON}") == 1
     await trees.burst()
     assert (trees.job(root)["state"], dead.book) == ("completed", ["ink"])
+
+
+async def test_a_member_below_a_retried_one_of_a_live_tree_is_not_refused(trees: Trees) -> None:
+    dead = Dead(trees)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def slow(job: Job) -> None:
+        await job.wait_for_event("go on")
+
+    @trees.handlers.job(durable=True, max_attempts=1, suspend_after=0)
+    async def both(job: Job) -> None:
+        async with job.durable_nursery(collect=True) as nursery:
+            nursery.start_soon(dead.parcel)
+            nursery.start_soon(slow)
+
+    root = trees.enqueue("both")
+    await trees.burst(log=False)
+    members = trees.window.run("SELECT job_id, parent_id FROM member WHERE root_id = %s ORDER BY job_id", root)
+    (leaf,) = (row["job_id"] for row in members if row["parent_id"] != root)
+    (parcel,) = (row["parent_id"] for row in members if row["job_id"] == leaf)
+    assert [trees.job(each)["state"] for each in (root, parcel, leaf)] == ["suspended", "dead", "dead"]
+    dead.down = False
+    done = dead.client.retry_many(state="dead")
+    assert (done.retried, done.refused, done.left_to_parents) == ([parcel], {}, [leaf])
+    await trees.burst()
+    assert (trees.job(parcel)["state"], dead.book) == ("completed", ["ink"])
