@@ -149,6 +149,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "resume",
         "begin_afresh",
         "comes_after_deadline",
+        "missing_lines",
         "start_children",
         "is_suspended",
         "recheck_jobs",

@@ -174,17 +174,18 @@ async def test_what_the_code_declares_is_declared_again(dsn: str) -> None:
         await until(dsn, declared)
 
 
-SNAPSHOT = """
-    DELETE FROM pulse.history WHERE key = 'charged';
-    UPDATE pulse.session SET seen_at = seen_at - interval '1 min';
+CUT_OFF = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'pulse-trio %';
 """
 
 
-def put_snapshot_back(dsn: str) -> None:
+def put_back_without(dsn: str, *gone: str) -> None:
+    """As a snapshot of the disks: what says which database it is stays the same."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(SNAPSHOT.encode())
+        for statement in gone:
+            connection.execute(statement.encode())
+        connection.execute(CUT_OFF.encode())
 
 
 async def test_a_snapshot_of_the_disks_is_noticed_by_the_workers_own_sign_of_life(dsn: str) -> None:
@@ -207,9 +208,57 @@ async def test_a_snapshot_of_the_disks_is_noticed_by_the_workers_own_sign_of_lif
         job_id = SyncClient(dsn).enqueue(order).id
         await second.wait()
         await until(dsn, seen)
-        await trio.to_thread.run_sync(put_snapshot_back, dsn)
+        await trio.to_thread.run_sync(
+            put_back_without,
+            dsn,
+            "DELETE FROM pulse.history WHERE key = 'charged'",
+            "UPDATE pulse.session SET seen_at = seen_at - interval '1 min'",
+        )
         await is_void(dsn, heard, job_id)
         ends.set()
         record = await ended(dsn, job_id)
     assert (record.state, record.result) == ("completed", ["reserved", "charged", "shipped"])
     assert noted == ["reserved", "charged", "charged", "shipped"]
+
+
+@pytest.mark.parametrize("gone", ["line", "child"])
+async def test_a_snapshot_that_is_a_moment_old_is_noticed_by_what_attempts_have_written(gone: str, dsn: str) -> None:
+    """No sign of life of the worker is missing in it."""
+    handlers, noted, begun, stands, ends = Handlers(), list[str](), list[int](), trio.Event(), trio.Event()
+
+    async def note(what: str) -> str:
+        noted.append(what)
+        return what
+
+    @handlers.job
+    async def part() -> str:
+        begun.append(1)
+        await ends.wait()
+        return "part"
+
+    @handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        done = [await job.step(note, "reserved", key="reserved")]
+        async with job.durable_nursery() as nursery:
+            child = nursery.start_soon(part)
+            await nursery.flush()
+            if gone == "line":
+                done.append(await job.step(note, "charged", key="charged"))
+            stands.set()
+        return [*done, child.result]
+
+    snapshot = {
+        "line": "DELETE FROM pulse.history WHERE key = 'charged'",
+        "child": "DELETE FROM pulse.member; DELETE FROM pulse.job WHERE kind = 'part'",
+    }
+    async with working(handlers, dsn, **FAST) as heard:
+        job_id = SyncClient(dsn).enqueue(order).id
+        await stands.wait()
+        await until(dsn, "SELECT FROM pulse.job WHERE kind = 'part' AND state = 2")
+        await trio.to_thread.run_sync(put_back_without, dsn, snapshot[gone])
+        await is_void(dsn, heard, job_id)
+        ends.set()
+        record = await ended(dsn, job_id)
+    charged = ["charged"] if gone == "line" else []
+    assert (record.state, record.result) == ("completed", ["reserved", *charged, "part"])
+    assert noted == ["reserved", *charged, *charged]

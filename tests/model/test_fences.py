@@ -1013,6 +1013,8 @@ HARMLESS = {
     "stack_questions()": "the open questions to a worker; its answer is fenced",
     "cancel_requested": "a look at the row; the worker compares the fence",
     "running_fences": "a look at the row; the beat decides",
+    "doctor_ahead": "a person's list",
+    "missing_lines()": "a look; what it finds makes the attempts void, which is fenced",
     "release_jobs()": "an operator breaks the fence; the row is locked, and must be running (tests/store/test_force.py)",
     "complete_jobs()": "an operator breaks the fence; the row is locked, and must be running (tests/store/test_force.py)",
     "answer_stack()": "an answer to a person's question, by request and session",

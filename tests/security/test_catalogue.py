@@ -187,6 +187,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function begin_anew": {},
     "function begin_afresh": called_by("worker"),
     "function comes_after_deadline": called_by("worker"),
+    "function missing_lines": called_by("worker"),
     "function begins_afresh": {},
     "function block_is_over": {},
     "function make_room_for_blocks": {},

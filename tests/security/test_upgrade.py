@@ -59,6 +59,7 @@ async def test_a_worker_with_the_rights_of_an_older_version_ends_at_once_and_nam
         ("EXECUTE ON FUNCTION claim_limited", "EXECUTE on claim_limited"),
         ("EXECUTE ON FUNCTION receive_events", "EXECUTE on receive_events"),
         ("EXECUTE ON FUNCTION comes_after_deadline", "EXECUTE on comes_after_deadline"),
+        ("EXECUTE ON FUNCTION missing_lines", "EXECUTE on missing_lines"),
     ],
 )
 async def test_each_right_that_a_workers_own_tasks_need_is_asked_for(logins: Logins, right: str, named: str) -> None:

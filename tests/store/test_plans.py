@@ -484,6 +484,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "resume",
         "begin_afresh",
         "comes_after_deadline",
+        "missing_lines",
         "retry_job_afresh",
         "send_event",
         "receive_events",

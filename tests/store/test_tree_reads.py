@@ -74,6 +74,8 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
             }  # fmt: skip
         case "resume" | "begin_afresh" | "comes_after_deadline":
             return {"id": job.id, "attempt": 1, "session": 9}
+        case "missing_lines":
+            return fence | {"lines": f"{{{lines + 1}}}", "children": f"{{{job.id}}}"}
         case "receive_events":
             return fence | {"lines": f"{{{lines + 1}}}", "keys": "{k}", "names": "{go}"}
         case "suspend_jobs":
@@ -116,7 +118,7 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
 BOUNDS = {
     "write_lines": 90, "receive_events": 60, "suspend_jobs": 160, "start_children": 160, "look_at_block": 80, "members": 160,
     "end_block": 80, "fail_block": 80, "children_like": 80, "begin_afresh": 80, "comes_after_deadline": 250,
-    "cancel_block": 250, "recheck": 160, "end_overdue": 120, "look_slowly": 80, "send_event": 180,
+    "missing_lines": 60, "cancel_block": 250, "recheck": 160, "end_overdue": 120, "look_slowly": 80, "send_event": 180,
 }  # fmt: skip
 """Pages, of which each probe of an index takes three or four. What was taken back before leaves dead entries, of which a few
 more are touched while another session's snapshot keeps them: by `cancel_block` 174 to 221."""

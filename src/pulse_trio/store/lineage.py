@@ -6,29 +6,50 @@ lines and children that are gone, and its next attempt finds a hole in the histo
 before anything else. The claims that its worker names are void then, in the database, before any other statement goes to it:
 whatever is still under way of these attempts is refused by the fence.
 
-Three things tell. Each stays the same where nothing is lost, and every step back that was tried changes one of them:
+Four things tell. Each stays the same where nothing is lost, and every step back that was tried changes one of them:
 
 - the database's number: a dump that was restored, and renamed;
 - its timeline, which each promotion and each recovery to a point in time begins anew;
-- this worker's own sign of life, which the database had accepted: a snapshot of the disks, or another server.
+- this worker's own sign of life, which the database had accepted: a snapshot of the disks, or another server;
+- the last line and the last child that running attempts of durable jobs have written: a snapshot that is a moment old.
 
 Connections through a pooler outlive a change of servers. The claiming one asks again when the server's start has changed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import psycopg
 
 from ..sql import statement
-from .arrays import fences
+from .arrays import fences, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..jobs import Claim
     from ..postgres import TrioConnection
+
+
+class Known(NamedTuple):
+    """What an attempt has been told is written last: a line of its history, and a child, by its id (0: none)."""
+
+    claim: Claim
+    line: int
+    child: int
+
+
+class Follower(Protocol):
+    """The worker, as far as it has to know."""
+
+    def known(self) -> Sequence[Known]:
+        """Of each attempt that remembers something."""
+        ...
+
+    def stepped_back(self, change: str) -> Sequence[Claim]:
+        """The database has changed in this way. Returns the claims that are void: their attempts rest on what may be gone."""
+        ...
 
 
 class Lineage:
@@ -36,8 +57,7 @@ class Lineage:
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-        self.on_step_back: Callable[[str], Sequence[Claim]] | None = None
-        """Is told what has changed. Returns the claims that are void: their attempts rest on what may be gone."""
+        self.follower: Follower | None = None
         self._known: tuple[int, str | None] | None = None
         """The database's number and timeline."""
         self._sign: tuple[int, float] | None = None
@@ -56,10 +76,10 @@ class Lineage:
         change = self._change(found)
         # A standby says nothing of its timeline: what was known before it stays known.
         self._known = found if found[1] is not None or self._known is None else (found[0], self._known[1])
-        change = change or await self._missing_sign(connection)
+        change = change or await self._missing_sign(connection) or await self._missing_lines(connection)
         if change is not None:
             self._sign = None
-            self._void.update(self.on_step_back(change) if self.on_step_back is not None else ())
+            self._void.update(self.follower.stepped_back(change) if self.follower is not None else ())
         # Also those that another connection is about to make void: nothing goes to the database over this one before that.
         if void := [*self._void]:
             await self.make_void(connection, void)
@@ -106,3 +126,15 @@ class Lineage:
         if (rows and rows[0][0] >= clock) or self._sign is not sign:
             return None
         return "a sign of life of this worker, which it had accepted, is not in it"
+
+    async def _missing_lines(self, connection: TrioConnection[Any]) -> str | None:
+        known = self.follower.known() if self.follower is not None else ()
+        if not known:
+            return None
+        asked = fences([one.claim for one in known]) | {
+            "lines": numbers([one.line for one in known]),
+            "children": numbers([one.child for one in known]),
+        }
+        cursor = await connection.execute(statement("missing_lines", self.schema), asked)
+        ((missing,),) = await cursor.fetchall()
+        return None if missing is None else f"what job {missing} has written last is not in it"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .links import Links
 
 
+_REMEMBERED = 100
+"""So many sessions of its own a worker remembers."""
 _START_TRIES = 5
 """Times that a statement of a worker's start is tried when deadlocks or serialization failures end it."""
 
@@ -45,7 +47,7 @@ class Sessions:
         """When the server started, as a pooled connection last saw it."""
         self.current = 0
         self.ids: list[int] = []
-        """Those that have not ended."""
+        """The last ones, the current one last; most of them have ended."""
         self._past = set[int]()
         """Those before the current one under which no job was held at the last sign of life."""
         self.epoch_offset = 0.0
@@ -77,10 +79,12 @@ class Sessions:
         cursor = await despite_conflicts(
             connection, statement("open_session", self._schema), {"session": session, **self._identity}
         )
-        self.set_clock(sent, await cursor.fetchall())
+        ((clock, seen),) = await cursor.fetchall()
+        self.set_clock(sent, [(clock,)])
+        self._links.lineage.accepted(session, seen)
         self._generation = generation
         self.current = session
-        self.ids.append(session)
+        self.ids = [*self.ids[1 - _REMEMBERED :], session]
 
     async def touch(self, running: int, held: AbstractSet[int], *, draining: bool) -> None:
         """Shows a sign of life, and how many jobs this worker runs. `held`: the sessions under which it has claimed those it
@@ -96,11 +100,11 @@ class Sessions:
             self.set_clock(sent, [(clock,) for clock in seen.values()])
             if session in seen:  # not in a copy that is older than the session
                 self._links.lineage.accepted(session, seen[session])
-            past = {one for one in self.ids if one != self.current and one not in held}
+            # Also those that have ended before, where an older copy of the database has them as they were.
+            past = {one for one in seen if one != self.current and one not in held}
             over, self._past = sorted(past & self._past), past
             if over:
                 await connection.execute(statement("end_sessions", self._schema), {"sessions": over})
-                self.ids = [one for one in self.ids if one not in over]
 
     async def end_sessions(self) -> None:
         """Marks every session of this worker as ended."""

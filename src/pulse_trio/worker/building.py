@@ -186,7 +186,7 @@ def build(
     )
     scheduler = Scheduler(store.firing, declarations, plan)
     steps_back = StepsBack(jobs, declarations, scheduler, plan)
-    store.lineage.on_step_back = steps_back.happened
+    store.lineage.follower = steps_back
     ahead = Ahead(jobs, runner)
     return Parts(
         jobs, reports, runner, pool, resources, quarantine, claim_loop, ahead, wakeups, scheduler, steps_back, services

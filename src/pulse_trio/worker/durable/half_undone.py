@@ -24,6 +24,7 @@ from .failures import reasons_of
 from .interrupted import ALL, UNDONE, UNDONE_BY, plain_failure
 from .keys import block_number
 from .mismatches import failed_no_more, mismatch
+from .stood import is_late, stood
 from .under_way import END
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...lines import Line
     from .durable import Durable
+    from .replay import Replay
     from .under_way import UnderWay
 
 
@@ -163,6 +165,8 @@ def fail_instead(durable: Durable) -> bool:
         if call.turn is not None and not replay.has_line(call.key) and plain_failure(durable, {task: call}) is None
     }
     others = [call for task, call in without.items() if task is not main]
+    # A block that is cut short with the others leaves as it did then.
+    others.sort(key=lambda call: call.kind == "block")
     if main in without and durable.keys.count < number:
         call = without[main]
         durable.keys.go_on_after(number - 1)
@@ -214,14 +218,28 @@ def _failed_before(failure: str, what: object) -> FailedBefore:
 def _next_failure(durable: Durable) -> Line | None:
     """The moment which says that plain code had failed right before the line that comes next, or behind the last one."""
     replay = durable.history.replay
-    waits, line = replay.unopened.waits, replay.next_line
-    if replay.over:
+    waits, line = replay.unopened.waits, _comes_next(replay)
+    if replay.over or (line is None and replay.next_line is not None):
         return waits.marks[-1] if waits.undoing else None
     if line is None:
         return None
     # What the last one before it says: that nothing was undone after all, it may be.
     told = [mark for mark in waits.marks if replay.latest < mark.line < line.line]
     return told[-1] if told and not float(told[-1].value or 0) else None
+
+
+def _comes_next(replay: Replay) -> Line | None:
+    """The next line, but for those which say of a scope that it struck too late, because what is around it was cut short: the
+    failure itself may have cut that short, and what is known of it comes after them."""
+    line, resumed = replay.next_line, replay.resumed
+    if line is None or resumed is None or not _is_cut_from_outside(line):
+        return line
+    rest = [one for one in resumed.lines if one.line > line.line and one.kind is not Kind.MOMENT]
+    return min((one for one in rest if not _is_cut_from_outside(one)), key=lambda one: one.line, default=None)
+
+
+def _is_cut_from_outside(line: Line) -> bool:
+    return is_late(line) and stood(line).outer
 
 
 def _failure_before(durable: Durable, *, alone: bool) -> Line | None:

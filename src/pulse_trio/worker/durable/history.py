@@ -103,6 +103,12 @@ class History:
         return self.room.next - 1
 
     @property
+    def acknowledged(self) -> int:
+        """The number of the last line that this attempt was told is written; 0 if none was."""
+        resumed = self.replay.resumed
+        return self._written if self._written > (0 if resumed is None else resumed.last) else 0
+
+    @property
     def gone_on(self) -> int:
         """The number of the last line that is written, and whose task has been told so."""
         first = next((waiter.line for waiter in self._waiters if waiter.goes_on or waiter.decided), None)

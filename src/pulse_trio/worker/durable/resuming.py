@@ -137,7 +137,7 @@ def help_on(durable: Durable, since: float) -> bool:
         durable.hand_out(early=True)
         if _has_gone_on(replay, line):
             return False
-    if stuck and replay.goes_on_without():
+    if (stuck or waits_long) and replay.goes_on_without():
         durable.hand_out()
     elif stuck:
         plain = comes_after_undoing(durable) or plain_failure(durable, durable.standing) is not None

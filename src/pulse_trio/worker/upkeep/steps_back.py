@@ -14,14 +14,17 @@ import trio
 
 from ...errors import DatabaseUnavailable
 from ...logs import logger
+from ..durable.known import known_of
 from ..outage import Outage
 from ..signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ...jobs import Claim
+    from ...store.lineage import Known
     from ..jobs.job_table import JobTable
+    from ..jobs.running_job import RunningJob
     from ..plan import Plan
     from .declarations import Declarations
     from .scheduler import Scheduler
@@ -37,9 +40,18 @@ class StepsBack:
         self._outage = Outage("declarations", plan.observer)
         self._news = Signal()
 
-    def happened(self, change: str) -> Sequence[Claim]:
-        """The database has changed in this way. Returns the claims that are void now."""
-        lost = [job for job in self._jobs.held if job.outcome is None and hasattr(job, "durability")]
+    def known(self) -> Sequence[Known]:
+        """See `Follower`."""
+        known = map(known_of, self._running())
+        return [one for one in known if one.line or one.child]
+
+    def _running(self) -> Iterator[RunningJob]:
+        """The jobs whose handlers are durable and have begun."""
+        return (job for job in self._jobs.held if job.outcome is None and hasattr(job, "durability"))
+
+    def stepped_back(self, change: str) -> Sequence[Claim]:
+        """See `Follower`."""
+        lost = [*self._running()]
         for job in lost:
             self._jobs.lose(job)
             job.cancel("fence-lost")
