@@ -103,12 +103,6 @@ class History:
         return self.room.next - 1
 
     @property
-    def acknowledged(self) -> int:
-        """The number of the last line that this attempt was told is written; 0 if none was."""
-        resumed = self.replay.resumed
-        return self._written if self._written > (0 if resumed is None else resumed.last) else 0
-
-    @property
     def gone_on(self) -> int:
         """The number of the last line that is written, and whose task has been told so."""
         first = next((waiter.line for waiter in self._waiters if waiter.goes_on or waiter.decided), None)
@@ -304,6 +298,7 @@ class History:
         """The lines up to a number are written."""
         self.version = 0
         self._written = max(self._written, upto)
+        self.room.acknowledged = max(self.room.acknowledged, upto)
         self._wake()
 
     def is_lost(self) -> None:

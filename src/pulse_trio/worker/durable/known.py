@@ -19,4 +19,4 @@ def known_of(running: RunningJob) -> Known:
     # Not those that it has left behind: it starts no child in them.
     opened = [block for block in durable.blocks if isinstance(block, Block)]
     children = (child.known_id or 0 for block in opened for child in block.by_key.values())
-    return Known(running.claim, durable.history.acknowledged, max(children, default=0))
+    return Known(running.claim, durable.history.room.acknowledged, max(children, default=0))

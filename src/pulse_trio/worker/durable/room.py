@@ -17,7 +17,7 @@ MOST_SIZE = 64 * 1024 * 1024
 class Room:
     """The room in the history of one attempt."""
 
-    __slots__ = ("_job_id", "_kept", "cleans_up", "next", "size")
+    __slots__ = ("_job_id", "_kept", "acknowledged", "cleans_up", "next", "size")
 
     def __init__(self, job_id: int) -> None:
         self._job_id = job_id
@@ -25,6 +25,8 @@ class Room:
         """Lines of calls whose work is under way."""
         self.cleans_up = False
         """Whether the job cleans up after its cancellation."""
+        self.acknowledged = 0
+        """The number of the last line that this attempt was told is written; 0 if none was."""
         self.next = 1
         """The number of the next line."""
         self.size = 0
