@@ -10,6 +10,7 @@ import trio
 from pulse_trio import Discard, Job, SyncClient
 from pulse_trio.observe import CleanupCut
 from pulse_trio.store import family
+from support.trees import running_of
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -629,3 +630,47 @@ async def test_a_handler_that_gives_its_cancellation_a_name_of_its_own_has_clean
             SyncClient(trees.dsn).cancel(job_id)
     assert (trees.job(job_id)["state"], undone) == ("cancelled", ["refunded"])
     assert trees.window.do(family.unfinished_clean_ups([job_id])) == ([job_id] if owes else [])
+
+
+async def test_a_compensation_that_the_cancellation_found_under_way_and_that_failed_is_done_by_a_retry(
+    trees: Trees,
+) -> None:
+    """An outer one had gone on after it: each retry got the same failure, and the charge stayed (drawn saga 3095)."""
+    done: list[str] = []
+
+    async def act(what: str) -> None:
+        done.append(what)
+
+    async def refused() -> None:
+        raise ValueError("out of stock")
+
+    async def refund(job: Job) -> None:
+        if job.attempt == 1:
+            SyncClient(trees.dsn).cancel(job.id)
+            while not running_of(job).asked:  # noqa: ASYNC110 -- it has no event
+                await trio.sleep(0.01)
+            raise OSError("the bank does not answer")
+        done.append("refunded")
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=1)
+    async def order(job: Job) -> None:
+        await job.step(act, "reserved")
+        try:
+            try:
+                await job.step(act, "charged")
+                await job.step(refused)
+            except BaseException:
+                with job.cleanup():
+                    await job.step(refund, job)  # noqa: ASYNC102, ASYNC120 -- job.cleanup() is the shield
+                raise
+        except BaseException:
+            with job.cleanup():
+                await job.step(act, "released")  # noqa: ASYNC102, ASYNC120 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    assert (await trees.ended(job_id))["state"] == "cancelled"
+    SyncClient(trees.dsn).retry(job_id)
+    assert (await trees.ended(job_id))["state"] == "cancelled"
+    assert done == ["reserved", "charged", "released", "refunded"]
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []

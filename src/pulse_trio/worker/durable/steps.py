@@ -190,6 +190,12 @@ class _FenceLost(Exception):
     pass
 
 
+def _undoes(durable: Durable) -> bool:
+    """Whether a step that has failed is part of the clean-up of a cancelled job: also of one that had begun before the
+    cancellation, which is told when it has ended."""
+    return durable.cancelling.noted or (durable.running.cancel_reason is not None and durable.failures.clean_ups.around)
+
+
 def failure_of(durable: Durable, call: Call, error: Exception, *, undoes: bool) -> Exception:
     """What a step raises whose function has raised `error`; it is remembered when the next durable call begins. What says
     something about the job, and what does not say that the step has failed, is raised as it is. `undoes`: the step began after
@@ -208,7 +214,7 @@ def failure_of(durable: Durable, call: Call, error: Exception, *, undoes: bool) 
         durable.failures.detour.step_failed(durable.keys.count)
     durable.quiet.note_held(call)
     durable.failures.raised(
-        failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=durable.cancelling.noted
+        failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=_undoes(durable)
     )
     return failed
 
