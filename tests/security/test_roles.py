@@ -71,7 +71,7 @@ READING = {
     "tree", "lines_of", "history_of", "unreceived_of", "compensated", "unfinished_clean_ups", "owing_members",
     "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",
-    "last_sign", "left_leases",
+    "which_copy_and_sign", "left_leases",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",

@@ -285,7 +285,7 @@ async def test_an_earlier_session_ends_when_no_job_of_it_is_held(
     assert shown() == sessions  # the job's last report may be on its way
     await store.touch(1, {after.session}, draining=False)
     assert shown() == [after.session]
-    assert store.sessions.ids == [after.session]
+    assert store.sessions.current == after.session
     assert (await store.settle([end(before), end(after)])).refused == []
 
 

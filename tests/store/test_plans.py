@@ -41,7 +41,6 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
     "void_claims": FENCE,
-    "last_sign": {"session": 7},
     "bury": {"id": 5, "attempt": 1, "session": 7, "outcome": "failed", "error": "it failed", "bare": False},
     "forgive_crash": FENCE | {"expired": "gone", "came_back": "back"},
     "cancel_close": {},
@@ -382,6 +381,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         # Nor do these: they read the server's activity, and the list of its databases.
         "end_transaction",
         "which_copy",
+        "which_copy_and_sign",
         # Writes one row of another table.
         "note_enqueue",
         "note_event",

@@ -342,7 +342,8 @@ async def test_a_role_that_may_not_is_told_and_the_worker_lives(alone: Window) -
     alone.run("CREATE ROLE pulse_trio_no_schedules")
     try:
         alone.run(
-            "GRANT USAGE ON SCHEMA pulse TO pulse_trio_no_schedules; GRANT INSERT ON pulse.session TO pulse_trio_no_schedules"
+            "GRANT USAGE ON SCHEMA pulse TO pulse_trio_no_schedules;"
+            "GRANT SELECT, INSERT ON pulse.session TO pulse_trio_no_schedules"
         )
         dsn = make_conninfo(alone.dsn, options="-c role=pulse_trio_no_schedules")
         async with open_store(dsn) as store:

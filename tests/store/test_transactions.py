@@ -275,8 +275,8 @@ async def test_a_transaction_that_stands_for_longer_than_its_role_may_is_said_to
     if setting == "transaction_timeout" and window.connection.info.server_version < 170_000:
         pytest.skip("PostgreSQL 17 has brought it")
     name = window.connection.info.dbname
-    window.run(f'ALTER DATABASE "{name}" SET {setting} = 20')
     job_id = window.enqueue()
+    window.run(f'ALTER DATABASE "{name}" SET {setting} = 200')
     async with open_store(dsn) as store, store.transactions.open():
         claim = await claim_one(store)
         with pytest.raises(

@@ -72,9 +72,10 @@ def heed_pooler_sync(connection: psycopg.Connection[Any], pins: Mapping[str, str
     return pooled
 
 
-async def configure_session(connection: TrioConnection[Any], settings: dict[str, str]) -> None:
-    """Applies the settings to the session, on top of the pins; through a pooler, both to each of its transactions."""
+async def configure_session(connection: TrioConnection[Any], settings: dict[str, str], question: bytes) -> bytes | None:
+    """Applies the settings to the session, on top of the pins; through a pooler, both to each of its transactions. Returns the
+    answer to a question, which goes in the same message: on a slow network a round trip more takes long."""
     if connection.pooled:
         connection.prologue = pins_query(PINNED | settings, local=True) + b"; " + durable_query(local=True)
-    else:
-        await connection.command(pins_query(settings) + b"; " + durable_query(local=False))
+        return await connection.value_of(question)
+    return await connection.value_of(b"; ".join([pins_query(settings), durable_query(local=False), question]))

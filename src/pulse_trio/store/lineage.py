@@ -20,16 +20,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
 import psycopg
 
 from ..sql import statement
 from .arrays import fences, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..jobs import Claim
     from ..postgres import TrioConnection
+
+    Ask = Callable[[bytes], Awaitable[bytes | None]]
 
 
 class Known(NamedTuple):
@@ -70,13 +73,17 @@ class Lineage:
         """The database has accepted a sign of life, at this time on its clock."""
         self._sign = (session, clock)
 
-    async def check(self, connection: TrioConnection[Any]) -> None:
-        """Asks over a new connection, which nothing else has used. Raises psycopg's errors: the connection is no good then."""
-        found = await self._copy(connection)
-        change = self._change(found)
+    async def check(self, connection: TrioConnection[Any], ask: Ask | None = None) -> None:
+        """Asks over a new connection, which nothing else has used; by `ask`, which sends the question in one message with what
+        a new session needs. Raises psycopg's errors: the connection is no good then."""
+        sign = self._sign
+        number, timeline, seen = await self._asked(connection, ask or connection.value_of)
+        change = self._change(number, timeline)
         # A standby says nothing of its timeline: what was known before it stays known.
-        self._known = found if found[1] is not None or self._known is None else (found[0], self._known[1])
-        change = change or await self._missing_sign(connection) or await self._missing_lines(connection)
+        self._known = (number, timeline or (self._known[1] if self._known is not None else None))
+        if change is None and sign is not None and self._sign is sign and (seen is None or seen < sign[1]):
+            change = "a sign of life of this worker, which it had accepted, is not in it"
+        change = change or await self._missing_lines(connection)
         if change is not None:
             self._sign = None
             self._void.update(self.follower.stepped_back(change) if self.follower is not None else ())
@@ -90,42 +97,34 @@ class Lineage:
         ordered = sorted(claims, key=lambda claim: claim.id)
         await connection.execute(statement("void_claims", self.schema), fences(ordered))
 
-    async def _copy(self, connection: TrioConnection[Any]) -> tuple[int, str | None]:
-        if self._tells_timeline:
-            try:
-                return await self._asked(connection)
-            except psycopg.Error:
-                if connection.closed:
-                    raise
-                # Managed servers may refuse the functions that speak of WAL. The two other signs are left.
-                self._tells_timeline = False
-        return await self._asked(connection)
+    async def _asked(self, connection: TrioConnection[Any], ask: Ask) -> tuple[int, str | None, float | None]:
+        """The database's number, its timeline, and when it has the worker's sign of life, if there is one."""
+        try:
+            answer = await ask(self._question())
+        except psycopg.Error:
+            if connection.closed or not self._tells_timeline:
+                raise
+            # Managed servers may refuse the functions that speak of WAL. The other signs are left.
+            self._tells_timeline = False
+            answer = await ask(self._question())
+        return msgspec.json.decode(answer or b"", type=tuple[int, str | None, float | None])
 
-    async def _asked(self, connection: TrioConnection[Any]) -> tuple[int, str | None]:
-        cursor = await connection.execute(
-            statement("which_copy", self.schema), {"tells_timeline": self._tells_timeline}
-        )
-        ((database, timeline),) = await cursor.fetchall()
-        return database, timeline
+    def _question(self) -> bytes:
+        session = b"NULL" if self._sign is None else b"%d" % self._sign[0]
+        # Before a worker has a session nobody knows whether there is a schema.
+        name = "which_copy" if self._sign is None else "which_copy_and_sign"
+        tells = b"true" if self._tells_timeline else b"false"
+        return statement(name, self.schema) % {b"tells_timeline": tells, b"session": session}
 
-    def _change(self, found: tuple[int, str | None]) -> str | None:
+    def _change(self, number: int, timeline: str | None) -> str | None:
         if self._known is None:
             return None
-        if found[0] != self._known[0]:
+        known, before = self._known
+        if number != known:
             return "it is another database"
-        if None not in (found[1], self._known[1]) and found[1] != self._known[1]:
-            return f"its timeline is {found[1]}, and was {self._known[1]}: a server was promoted or recovered"
+        if timeline and before and timeline != before:
+            return f"its timeline is {timeline}, and was {before}: a server was promoted or recovered"
         return None
-
-    async def _missing_sign(self, connection: TrioConnection[Any]) -> str | None:
-        if self._sign is None:
-            return None
-        sign = session, clock = self._sign
-        cursor = await connection.execute(statement("last_sign", self.schema), {"session": session})
-        rows = await cursor.fetchall()
-        if (rows and rows[0][0] >= clock) or self._sign is not sign:
-            return None
-        return "a sign of life of this worker, which it had accepted, is not in it"
 
     async def _missing_lines(self, connection: TrioConnection[Any]) -> str | None:
         known = self.follower.known() if self.follower is not None else ()

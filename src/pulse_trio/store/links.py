@@ -7,6 +7,7 @@ for the megabytes of another job's result. Statements of handlers in `job.transa
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -63,8 +64,7 @@ class WorkerLink(Link):
         self, dsn: str, name: str, settings: dict[str, str], lineage: Lineage, patience: float, callbacks: Callbacks
     ) -> None:
         async def configure(connection: TrioConnection[Any]) -> None:
-            await configure_session(connection, settings)
-            await lineage.check(connection)
+            await lineage.check(connection, partial(configure_session, connection, settings))
 
         super().__init__(
             dsn, name=name, configure=configure, statement_timeout=patience, application_name=f"pulse-trio {name}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pulse_trio.store import Beat, ClaimCursor, ClaimResult, HandedBack, Limited, Rescue, Settlement
     from pulse_trio.store.beats import Beats
     from pulse_trio.store.claims import Claims
+    from pulse_trio.store.lineage import Lineage
     from pulse_trio.store.reports import Reports
     from pulse_trio.store.transactions import Begun
     from pulse_trio.store.upkeep import Upkeep
@@ -77,8 +78,8 @@ class Recorder:
 class RecordedTransactions(FencedTransactions):
     """The fenced transactions of a worker, which say what their completions asked, and which were committed."""
 
-    def __init__(self, dsn: str, *, recorder: Recorder, **options: Any) -> None:
-        super().__init__(dsn, **options)
+    def __init__(self, dsn: str, lineage: Lineage, *, recorder: Recorder, **options: Any) -> None:
+        super().__init__(dsn, lineage, **options)
         self._recorder = recorder
 
     @asynccontextmanager
@@ -114,8 +115,8 @@ class RecordedStore(WorkerStore):
         self.reports = cast("Reports", RecordedReports(self.reports, recorder))
         self.beats = cast("Beats", RecordedBeats(self.beats, recorder))
         self.upkeep = cast("Upkeep", RecordedUpkeep(self.upkeep, recorder))
-        about = {"schema": "pulse", "concurrency": options.get("concurrency", 100), "keep": True}
-        self.transactions = RecordedTransactions(dsn, recorder=recorder, **about)
+        about = {"concurrency": options.get("concurrency", 100), "keep": True}
+        self.transactions = RecordedTransactions(dsn, self.lineage, recorder=recorder, **about)
 
 
 class _Recorded:
