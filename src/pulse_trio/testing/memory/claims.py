@@ -208,11 +208,20 @@ class MemoryClaims(MemoryLink):
             and job.id not in self.database.locked
             and (fresh or not (job.quarantined or job.key or self.database.limits.limited(job.queue)))
         ]
-        claims = [
-            self._claim(job, session or 0) for job in sorted(due, key=lambda j: (-j.priority, j.run_at, j.id))[:1]
-        ]
+        due.sort(key=lambda job: (-job.priority, job.run_at, job.id))
+        chosen = next(filter(self._has_place, due), None)
+        claims = [] if chosen is None else [self._claim(chosen, session or 0)]
         await self.answered("claim_suspect")
         return ClaimResult(claims, sent, Settlement([], [], []))
+
+    def _has_place(self, suspect: MemoryJob) -> bool:
+        """Whether the limits of its queue, and of its key, let it run."""
+        limits, queue = self.database.limits, suspect.queue
+        if not (suspect.key or limits.limited(queue)):
+            return True
+        jobs = [job for job in self.database.jobs.values() if job.queue == queue and job.finished is None]
+        chosen, *_ = limits.choose(queue, jobs, 1, "{}", skip=lambda job: job is not suspect)
+        return bool(chosen)
 
     async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
         await self.trip("report_crash")
