@@ -16,7 +16,7 @@ from ..postgres import reconnect_delay
 from ..sql import statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
     from ..postgres import TrioConnection
@@ -80,7 +80,7 @@ class Sessions:
             connection, statement("open_session", self._schema), {"session": session, **self._identity}
         )
         ((clock, seen),) = await cursor.fetchall()
-        self.set_clock(sent, [(clock,)])
+        self.set_clock(sent, clock)
         self._links.lineage.accepted(session, seen)
         self._generation = generation
         self.current = session
@@ -97,7 +97,8 @@ class Sessions:
                 prepare=True,
             )
             seen: dict[int, float] = dict(await cursor.fetchall())
-            self.set_clock(sent, [(clock,) for clock in seen.values()])
+            if seen:
+                self.set_clock(sent, max(seen.values()))
             if session in seen:  # not in a copy that is older than the session
                 self._links.lineage.accepted(session, seen[session])
             # Also those that have ended before, where an older copy of the database has them as they were.
@@ -125,13 +126,11 @@ class Sessions:
             self._generation = 0
             await self._links.lineage.check(connection)
 
-    def set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
-        """Notes the time that the database gave in the one row of an answer; `sent`: when it was asked, on Trio's clock."""
+    def set_clock(self, sent: float, clock: float) -> None:
+        """Notes the time that the database gave in an answer; `sent`: when it was asked, on Trio's clock."""
         # As if the server had answered when the statement was sent: the offset is rather too great than too small, by one round
         # trip at most.
-        if rows:
-            (clock,) = rows[-1]
-            self.epoch_offset = clock - sent
+        self.epoch_offset = clock - sent
 
 
 async def despite_conflicts(

@@ -277,7 +277,7 @@ class FencedTransactions:
                     if is_unknown:
                         if (claim := begun.claim) is not None:
                             self._unknown[claim.id, claim.attempt] = begun.backend, begun_at
-                        raise CommitUnknown(_how_it_was_lost(error)) from error  # noqa: ASYNC104
+                        raise CommitUnknown(_how_it_was_lost(error)) from error  # noqa: ASYNC104 -- it says more than a `Cancelled`
                     raise
             if answering.cancelled_caught and not begun.committed:
                 raise _unanswered("the completion" if entered else "BEGIN")

@@ -276,7 +276,7 @@ class ClockWorker(KeepingWorker):
         row = await self._move(stop_statement(self.settings.schema), {})
         assert row is not None  # noqa: S101 -- the clock has one row
         # A sign of life that was sent before a move, and answered after it, would turn this worker's estimate back.
-        self._store.sessions.set_clock = lambda sent, rows: None
+        self._store.sessions.set_clock = lambda sent, clock: None
         due = _Due(*row[1:])
         return due._replace(trees=due.trees or self._grows_trees)
 
