@@ -9,8 +9,10 @@ import trio
 
 from pulse_trio import HandlerStuck, Job
 from pulse_trio.doctor import diagnose
-from pulse_trio.observe import HandlerOverran
+from pulse_trio.observe import HandlerOverran, JobEnded
 from pulse_trio.store import health, life, operations, why
+from support.stage import parts
+from support.stores import Window
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -70,6 +72,40 @@ async def test_a_handler_that_swallows_its_suspension_fails_of_it_and_its_neighb
         for job_id in (beside, stuck)
     ]
     assert failed == [None, 1]
+
+
+async def test_a_handler_whose_line_cannot_be_written_is_not_taken_for_stuck(trees: Trees) -> None:
+    """Its timeout struck meanwhile, as in an outage: the worker was replaced, and what ran beside it was cancelled."""
+    does, ends = trio.Event(), trio.Event()
+
+    async def charge() -> None:
+        does.set()
+        await ends.wait()
+
+    @trees.handlers.job(durable=True, timeout=1.0)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+
+    job_id = trees.enqueue("order")
+    worker = trees.worker(cleanup=0.1, lease=600, heartbeat=60)
+    with trio.fail_after(60), Window(trees.dsn) as holder:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            await does.wait()
+            with holder.connection.transaction():
+                # The row is locked, so no line is written.
+                holder.run("SELECT FROM job WHERE id = %s FOR UPDATE", job_id)
+                ends.set()
+                (job,) = parts(worker).jobs.held
+                while job.cancel_reason is None:
+                    await trio.lowlevel.checkpoint()
+                assert job.cancel_reason == "timeout"
+                # As long as a handler has that does not end, and twice.
+                await trio.sleep(2.5)
+                assert trees.events.of(HandlerOverran) == []
+            await trees.events.first(JobEnded)
+            worker.stop_now()
+    assert trees.lines(job_id) == [(1, "1:step", "charge")]
 
 
 async def test_who_asks_why_a_job_was_released_is_not_sent_to_look_for_its_handler(trees: Trees) -> None:

@@ -400,10 +400,12 @@ class World:
     def _could_start(self, job: MemoryJob) -> bool:
         if job.id in self.database.locked or self._are_taken(job, 0):
             return False
+        plan = self.plan
         return any(
-            worker is not None and worker.running < room and (queues is None or job.queue in queues)
-            for worker, room, queues in zip(self._workers, self.plan.concurrency, self.plan.queues, strict=True)
-        )
+            worker is not None and store not in self._stopped and worker.running < room
+            and (queues is None or job.queue in queues)
+            for worker, store, room, queues in zip(self._workers, self._stores, plan.concurrency, plan.queues, strict=True)
+        )  # fmt: skip
 
     def _are_taken(self, job: MemoryJob, beyond: int) -> bool:
         """Whether the places of a job's queue or key are taken, and `beyond` more."""
@@ -422,7 +424,8 @@ class World:
     # Handlers
 
     async def _play(self, store: Store, job: Job, act: Act) -> None:
-        at_work = AtWork(self.database.jobs[job.id], job.attempt, store)
+        # Begun in the one step that a task has after its process was stopped.
+        at_work = AtWork(self.database.jobs[job.id], job.attempt, store, stopped=store in self._stopped)
         if not store.dead:
             self._check_beginning(at_work)
             self._running.append(at_work)
@@ -530,10 +533,9 @@ class World:
         now = trio.current_time()
         if now <= job.lease_until:
             raise Broken(f"job {job.id} was rescued before its lease ended")
-        # A row that somebody had locked could not be rescued before.
-        since = max(
-            job.lease_until, self.healed_at if self.healed_at is not None else now, self._unlocked.get(job.id, 0)
-        )
+        # A row that somebody had locked could not be rescued before, and a process that was stopped rescued nothing.
+        healed = self.healed_at if self.healed_at is not None else now
+        since = max(job.lease_until, healed, self._unlocked.get(job.id, 0.0), self._last_continued)
         if now - since > TICKS * WATCHDOG + PATIENCE:
             raise Broken(f"job {job.id} was rescued {now - since:g} s after its lease ended")
         self.counts["rescued"] += 1

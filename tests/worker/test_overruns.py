@@ -10,6 +10,7 @@ import trio
 
 from pulse_trio import HandlerStuck, Job
 from pulse_trio.observe import HandlerOverran
+from pulse_trio.testing.memory import unavailable
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import Outcome
@@ -168,6 +169,32 @@ async def test_a_handler_that_hangs_after_its_commit_is_found_and_has_nothing_to
     assert [event.reason for event in stage.events.of(HandlerOverran)] == ["timeout"]
     assert left == []
     assert stage.database.state(job_id) == "completed"
+
+
+async def test_a_handler_that_waits_for_the_answer_to_its_commit_is_not_taken_for_stuck(stage: Stage) -> None:
+    """A timeout struck while nobody could ask whether the commit was done: the worker was replaced, and all its other jobs
+    were cancelled, for a handler that could not end."""
+
+    @stage.handlers.job
+    async def pay(job: Job) -> None:
+        async with job.transaction() as tx:
+            await tx.execute("paid")
+
+    @stage.handlers.job
+    async def beside() -> None:
+        await trio.sleep(25)
+
+    stage.store.silence["commit"] = unavailable
+    stage.store.trouble["committed"] = unavailable
+    stage.enqueue("pay", timeout=5)
+    other = stage.enqueue("beside")
+    async with stage.working(cleanup=CLEANUP):
+        await trio.sleep(20)
+        stage.store.trouble.clear()
+        await trio.sleep(10)
+    assert stage.events.of(HandlerOverran) == []
+    assert (stage.database.jobs[other].state, stage.database.jobs[other].attempt) == ("completed", 1)
+    assert stage.database.ledger == ["paid"]
 
 
 async def test_clean_up_within_its_time_is_no_overrun(stage: Stage, release: trio.Event) -> None:

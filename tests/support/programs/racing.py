@@ -131,7 +131,7 @@ class Track(Ground):
         for found in members:
             for error in (found["error"], found["of_attempt"]):
                 first = (error or "").partition("\n")[0]
-                if first and not EXPECTED.search(first) and not (undone and UNDONE_BEFORE in first):
+                if first and not EXPECTED.search(first) and not (undone and UNDONE_BEFORE in error):
                     wrong.append(f"job {found['id']} {found['kind']} attempt {found['attempt']}: {first[:500]}")
 
     def explain(self, play: Play, job_id: int, member: Play | None = None) -> None:

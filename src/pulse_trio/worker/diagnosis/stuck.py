@@ -6,6 +6,9 @@ Cancelled reaches them, and they keep their slot. Middleware around one is not: 
 a process that is told to stop leaves its threads, too: their jobs are released when it is gone. They were rescued as those of a
 worker that had crashed, so two deploys made suspects of healthy jobs, and one was the death of a job with one attempt.
 
+A handler that waits in a call of ours for the answer to what it has written is left out, too, while its lease is proven: in
+an outage it cannot end before, and has done nothing wrong.
+
 Cost: a scan over the held jobs, once a second at most; nothing for each job.
 """
 
@@ -18,6 +21,7 @@ import trio
 from ...observe import HandlerOverran
 
 if TYPE_CHECKING:
+    from ..jobs.common import Attempt
     from ..jobs.job_table import JobTable
     from ..jobs.kinds.calls import Calls
     from ..jobs.running_job import RunningJob
@@ -70,6 +74,8 @@ class StuckHandlers:
 
     def _is_left_alone(self, job: RunningJob) -> bool:
         """Whether it may take as long as it likes."""
+        if _waits_for_answer(job):
+            return True
         # Also one that was cancelled before for another reason: a person, its timeout, a lease that could not be proven.
         return self._calls.ends_by_itself(job) and not (self._leaves and self._stops.ending)
 
@@ -88,3 +94,10 @@ class StuckHandlers:
             f"the handler of job {claim.id} ({claim.kind}) did not end when it was cancelled, so its worker was replaced"
         )
         self.found.set()
+
+
+def _waits_for_answer(job: RunningJob) -> bool:
+    """Whether the handler may wait for the database in a call of ours in which a cancellation waits, too."""
+    attempt: Attempt | None = getattr(job, "durability", None)
+    writes = job.transaction == "settling" or (attempt is not None and attempt.history.is_waited_for)
+    return writes and trio.current_time() < job.lease_deadline

@@ -243,6 +243,11 @@ class History:
         """Whether lines are being written because of which the handler has taken a branch."""
         return any(waiter.decided for waiter in self._waiters)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """See `Remembers`."""
+        return bool(self._waiters)
+
     async def written(self, *, decided: bool = False, may_be_cut: bool = False, goes_on: bool = False) -> None:
         """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
         too, as long as the lease is proven; not if it `may_be_cut`, because a call only begins with them. `goes_on`: the

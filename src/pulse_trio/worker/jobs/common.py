@@ -87,6 +87,15 @@ class Cancellation(Protocol):
         ...
 
 
+class Remembers(Protocol):
+    """The history of a durable handler's attempt."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task of the handler waits until a line is written: cancelled or not, as long as the lease is proven."""
+        ...
+
+
 class Attempt(DurableCalls, Protocol):
     """A durable handler's attempt."""
 
@@ -95,6 +104,9 @@ class Attempt(DurableCalls, Protocol):
 
     @property
     def cancelling(self) -> Cancellation: ...
+
+    @property
+    def history(self) -> Remembers: ...
 
     async def transaction_begins(self) -> None:
         """`job.transaction()` is about to begin. Returns when the history of the attempts before is used up; raises what a
