@@ -36,7 +36,7 @@ _OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
 """Flags of `pulse-trio run` that are not settings: in a project's file they would apply to every run."""
 MOST_AT_ONCE = 1_000_000
 """Jobs of one process, far above what one can hold: a claim's limit is a PostgreSQL integer."""
-_FOREVER = 1000 * 365.25 * 86400
+_FOREVER = 1000 * 360 * 86400  # PostgreSQL compares intervals by months of 30 days
 """Seconds. A duration that becomes a PostgreSQL interval must fit a timestamp; this bound also refuses NaN and infinity."""
 
 

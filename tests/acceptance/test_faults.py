@@ -147,6 +147,19 @@ async def test_the_first_sigterm_drains_and_exits_0(dsn: str, processes: Process
     assert rows(dsn, "SELECT state, attempt FROM pulse.jobs WHERE id = %(id)s", {"id": later}) == [("available", 0)]
 
 
+async def test_a_terminal_that_closes_drains_and_may_say_so_twice(dsn: str, processes: Processes, sink: Sink) -> None:
+    """It ended the worker at once, and its jobs came back when their leases were over."""
+    (job_id,) = enqueue(dsn)
+    running = await worker(processes, dsn)
+    await sink.until("start")
+    running.send(signal.SIGHUP)
+    await until(dsn, "SELECT 1 FROM pulse.workers WHERE state = 'draining'")
+    running.send(signal.SIGHUP)
+    sink.let_go()
+    assert await running.ended() == 0
+    assert await settled(dsn, job_id) == ("completed", 1, "attempt 1")
+
+
 async def test_when_the_grace_has_passed_jobs_are_released_unharmed_and_it_exits_3(
     dsn: str, processes: Processes, sink: Sink
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -114,3 +116,39 @@ async def test_a_call_in_it_stands_until_the_job_is_cancelled_there_again(trees:
         await trees.burst(log=False)
     ended = trees.window.run("SELECT outcome, error FROM attempt WHERE job_id = %s ORDER BY attempt", job_id)
     assert ([one["outcome"] for one in ended], calls) == (["rescued", "cancelled"], ["charge", "note", "refund"]), ended
+
+
+@pytest.mark.parametrize("how", ["suspended", "lost"])
+@pytest.mark.parametrize("which", ["move_on_after", "fail_after"])
+async def test_a_remembered_scope_behind_one_that_has_cut_a_call_keeps_its_deadline(
+    which: str, how: str, trees: Trees
+) -> None:
+    """Each attempt counted it anew: a suspended job was never cut short, and began for ever."""
+
+    @trees.handlers.job(durable=True, suspend_after=0 if how == "suspended" else 60, max_attempts=3)
+    async def order(job: Job) -> str:
+        with trio.move_on_after(0.05):
+            await job.wait_for_event("quick")
+        try:
+            with getattr(job, which)(3600) as patience:
+                await job.wait_for_event("approved")
+        except trio.TooSlowError:
+            return "too late"
+        return "too late" if patience.cancelled_caught else "approved"
+
+    job_id = trees.enqueue("order")
+    remembered = (10, "2:scope", "0:job")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trees.burst, lease=3, heartbeat=0.1))
+            while remembered not in trees.lines(job_id):
+                await trio.lowlevel.checkpoint()
+            if how == "lost":
+                trees.time_passes(job_id)
+                await trees.lose(job_id)
+        trees.time_passes(job_id)
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "too late")
+    assert trees.job(job_id)["attempt"] == 2
+    assert trees.lines(job_id).count(remembered) == 1

@@ -143,6 +143,40 @@ async def test_the_body_of_a_block_fails_in_its_place(trees: Trees, place: str, 
     assert not afresh or house.book[-2:] == ["charged", "shipped"]
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_tasks_in_the_body_of_a_block_fail_in_its_place(trees: Trees, place: str) -> None:
+    """The handler's own task stood in a nursery of the body, in no call of its own: the job was dead with a mismatch, and the
+    rest was undone by nobody."""
+    house = Warehouse(trees, place)
+
+    @trees.handlers.job
+    async def pack() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        async def pays() -> None:
+            house.fails_once(job)
+            await job.step(house.ship, key="ship")
+
+        await job.step(house.charge)
+        try:
+            async with job.durable_nursery() as children:
+                children.start_soon(pack)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(pays)
+                    nursery.start_soon(partial(job.wait_for_event, "packed", key="packed"))
+            await job.step(house.note)
+        except Exception as error:
+            with job.cleanup():
+                await house.undo(job)  # noqa: ASYNC120 -- job.cleanup() is the shield
+            raise Discard("undone") from error
+        return "done"
+
+    found = await end(trees, trees.enqueue("order"))
+    assert str(found["error"]).startswith("Discard: undone")
+    assert house.book == ["charged", *undone_at(place)]
+
+
 Shape = Callable[[Job, Warehouse], Awaitable[None]]
 
 

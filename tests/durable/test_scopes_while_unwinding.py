@@ -195,7 +195,7 @@ async def test_a_deadline_that_a_worker_of_the_version_before_has_left_so_behind
     order = Order(trees)
     job_id = await order.suspended()
     trees.window.run(
-        "INSERT INTO history (job_id, line, kind, key, name, value, attempt) VALUES (%s, 2, 10, '3:scope', '0:job', '1.0', 1)",
+        "INSERT INTO history (job_id, line, kind, key, name, value, attempt) VALUES (%s, 2, 10, '3:scope', NULL, '1.0', 1)",
         job_id,
     )
     if ends == "cancelled":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pulse_trio import DatabaseUnavailable, Handlers, SchemaError, Worker
+from pulse_trio import ConfigurationError, DatabaseUnavailable, Handlers, SchemaError, Worker, WorkerSettings
 from pulse_trio.observe import JobEnded
 from pulse_trio.store import WorkerStore, health
 from support.embedded_workers import working
@@ -148,3 +148,17 @@ async def test_row_level_security_that_is_forced_on_the_owner_is_found(window: W
     window.run(f"ALTER TABLE job_archive OWNER TO {LOGIN}")
     assert window.do(health.row_security()) == [health.RowSecurity("job_archive", [], True, True)]
     window.run("ALTER TABLE job_archive OWNER TO CURRENT_USER")
+
+
+# Settings
+
+
+async def test_the_longest_times_that_settings_allow_are_times_of_the_schema(dsn: str, window: Window) -> None:
+    """A lease of 999 years was one to the settings, and none to a constraint: the database was said to be away."""
+    longest = WorkerSettings(lease=998 * 360 * 86400.0)
+    too_long = 999.5 * 365 * 86400
+    with pytest.raises(ConfigurationError, match="'lease' must be above 0 and at most a thousand years"):
+        WorkerSettings(lease=too_long)
+    async with working(handlers, dsn, lease=longest.lease, poll=0.1) as heard:
+        job_id = window.enqueue()
+        await heard.until(JobEnded, job_id=job_id, outcome="completed")

@@ -83,7 +83,7 @@ def run(
     APP:HANDLERS is a module in the current folder and the name of its Handlers object, as in app:handlers.
 
     The first SIGTERM or SIGINT (Ctrl-C) stops claiming and lets running jobs end within --grace; the second stops at once.
-    SIGUSR1 stops claiming and lets running jobs go on.
+    SIGUSR1 stops claiming and lets running jobs go on. SIGHUP (the terminal closes) counts as the first SIGTERM.
 
     With --processes 1 this process is the worker. With more it supervises that many workers: it replaces one that dies, and
     hands its jobs back at once.

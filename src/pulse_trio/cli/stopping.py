@@ -3,6 +3,8 @@
 A service manager may send its signal to every process of the service, and the supervisor forwards its own: a worker under a
 supervisor then receives one request twice. So there SIGTERM drains however often it comes, and SIGINT, which the supervisor
 sends, stops at once.
+
+SIGHUP, which a terminal sends as it closes, counts as the first SIGTERM; shells send it once more. Under `nohup` it is ignored.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Stopping:
     def expect(self) -> None:
         """Before the user's module is imported, which may take long: SIGUSR1 is remembered from now on."""
         signal.signal(signal.SIGUSR1, self._remember)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._hang_up)
         # Python restores the default actions before it tears down the modules. Registered before the module's own functions,
         # this is called after them.
         atexit.register(_ignore_signals)
@@ -114,6 +118,10 @@ class Stopping:
     def told(self) -> bool:
         """Whether a SIGTERM or SIGINT has come, one that `obey` has not heard yet, too: the loop may have no turn for it."""
         return self._come > 0 or self.signals > 0
+
+    def _hang_up(self, _: int, __: object) -> None:
+        if not self.told:
+            signal.raise_signal(signal.SIGTERM)
 
     def _remember(self, number: int, _: object) -> None:
         self._early.append(number)
@@ -195,7 +203,7 @@ def keep_signals() -> int:
 
 
 def _ignore_signals() -> None:
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_PATIENCE = 30.0
+"""Seconds that a silent server is waited for at most, however long the leases are: a worker whose connection was cut without a
+word claims nothing meanwhile."""
+
+
 class Leases:
     """`lease` in seconds; `by_queue` has the leases of queues with their own."""
 
@@ -20,9 +25,9 @@ class Leases:
         self._by_queue = {queue: f"{own} s" for queue, own in by_queue.items()}
         self.as_json = json.dumps(self._by_queue) if by_queue else None
         """The leases by queue as SQL reads them; None if no queue has its own, so that no claim looks any up."""
-        self.patience = lease / 6
+        self.patience = min(lease / 6, _PATIENCE)
         """Seconds a statement may take. Two tries of a beat fit between its due time and the lease's end."""
-        self.beat_patience = min([lease, *by_queue.values()]) / 6
+        self.beat_patience = min(min([lease, *by_queue.values()]) / 6, _PATIENCE)
         """The same for the shortest lease."""
         self.silence = lease / 2
         """Seconds for a statement that may take as long as the lease allows."""

@@ -378,10 +378,9 @@ class Block:
         """Which ends of its children the handler has seen."""
         return self.ear.seen
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the handler reads how its children are."""
-        return self.ear.interest
+    def holds(self, task: trio.lowlevel.Task) -> bool:
+        """Whether the task runs in its body."""
+        return self.ear.body is not None and self.ear.body.holds(task)
 
     async def catch_up(self, *, failed: bool = False) -> None:
         """Reads how the children are that are not known to have ended, if the handler has asked, or one has `failed`."""

@@ -99,6 +99,10 @@ class Block(Protocol):
         """Whether children wait to be written, or it has not read how those of earlier attempts are."""
         ...
 
+    def holds(self, task: trio.lowlevel.Task, /) -> bool:
+        """Whether the task runs in its body."""
+        ...
+
     async def flush(self) -> None:
         """Starts the children that wait to be written together. Of one that the caller has left behind: waits for their end."""
         ...

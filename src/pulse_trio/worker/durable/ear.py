@@ -26,6 +26,8 @@ _REST_EVERY = 0.5
 class Body(Protocol):
     def child_failed(self) -> None: ...
 
+    def holds(self, task: trio.lowlevel.Task) -> bool: ...
+
 
 class Ear:
     """What a block has been told, and whether the handler reads how its children are."""

@@ -19,7 +19,7 @@ from ...describing import leaves_of
 from ...errors import FailedBefore, ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from .afresh import gives_up, is_asked_by
-from .calls import Call
+from .calls import Block, Call
 from .failures import reasons_of
 from .interrupted import ALL, UNDONE, UNDONE_BY, plain_failure
 from .keys import block_number
@@ -117,13 +117,20 @@ def _failure_of_cancelled(durable: Durable, call: Call) -> FailedBefore | None:
 def _is_in_failed_body(durable: Durable) -> bool:
     """Whether the main task is in the body of a block whose end is the next line, and the block failed of plain code in its
     body, not of a child: the body made no call after that."""
+    return _failed_body(durable) is not None
+
+
+def _failed_body(durable: Durable) -> Block | None:
+    """That block."""
     line = durable.history.replay.next_line
     if line is None or line.kind is not Kind.BLOCK_FAILED:
-        return False
+        return None
     said = msgspec.json.decode(line.value or "{}")
+    if said.get("body") is not True or said.get("failed"):
+        return None
     number = block_number(line.key, durable.history.replay.moments)
-    is_open = any(block.number == number and not block.left_behind and not block.closing for block in durable.blocks)
-    return is_open and said.get("body") is True and not said.get("failed")
+    its = (block for block in durable.blocks if block.number == number and not block.left_behind and not block.closing)
+    return next(its, None)
 
 
 def check_scope(durable: Durable, key: str | None, what: str) -> None:
@@ -180,14 +187,26 @@ def fail_instead(durable: Durable) -> bool:
 
 
 def fail_in_body(durable: Durable) -> bool:
-    """The same of a block's end, of which plain code in its body was the reason, where the main task stands in the body in a
-    call that has no line: beside other tasks it was not known as it came there that it comes no further."""
+    """The same of a block's end, of which plain code in its body was the reason, where a task of the body stands in a call that
+    has no line: beside other tasks it was not known as it came there that it comes no further. The main task, or, where that
+    waits in a nursery of the body, one of the tasks in there, whose failure cancels the others."""
     replay, main = durable.history.replay, durable.running.task
-    call = None if main is None else durable.standing.get(main)
-    if call is None or call.turn is None or replay.has_line(call.key) or not _is_in_failed_body(durable):
+    block = _failed_body(durable)
+    if block is None or main is None:
         return False
-    # The calls because of that failure had the numbers from here on.
-    if not durable.keys.take_back(call.key):
+    call = durable.standing.get(main)
+    if call is None:
+        without = [
+            other
+            for task, other in durable.standing.items()
+            if other.turn is not None and not replay.has_line(other.key) and block.holds(task)
+        ]
+        # A block that is cut short with the others leaves as it did then.
+        call = min(without, key=lambda other: other.kind == "block", default=None)
+    elif call.turn is None or replay.has_line(call.key) or not durable.keys.take_back(call.key):
+        # (The calls because of that failure had the numbers from here on.)
+        return False
+    if call is None:
         return False
     _fails(durable, call, failed_before(durable, str(call)))
     return True

@@ -38,6 +38,10 @@ class LeftBehind:
         self._begun = False
         self._ended = trio.Event()
 
+    def holds(self, _: trio.lowlevel.Task) -> bool:
+        """It has no body."""
+        return False
+
     def goes_on_live(self) -> None:
         """The replay is over: the children are cancelled, while the handler goes on."""
         if self._begun:

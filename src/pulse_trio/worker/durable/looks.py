@@ -134,7 +134,7 @@ class Looks:
         while True:
             pause = _EVERY
             for opened in [opened for of_job in self._open.values() for opened in of_job]:
-                if opened.block.is_read or trio.current_time() >= peek_at:
+                if opened.block.ear.interest or trio.current_time() >= peek_at:
                     self._to_look[opened] = None
                     self._news.give()
             if trio.current_time() >= peek_at:

@@ -18,6 +18,7 @@ from ...describing import leaves_of, raised_by_ctrl_c
 from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
+from ...trio_internals import scopes_around
 from ..jobs.completion import DEAD_AT_ONCE
 from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
@@ -162,6 +163,10 @@ class Opened:
         if self._in_body and not self.block.collect and self._durable.history.replay.over:
             self._scope.cancel()
 
+    def holds(self, task: trio.lowlevel.Task) -> bool:
+        """Whether the task runs in the body."""
+        return self._in_body and self._scope.inner in scopes_around(task)
+
     async def peek(self) -> None:
         """Looks whether a child has failed while the body runs: then the body is cancelled.
 
@@ -170,7 +175,7 @@ class Opened:
         if not (self._in_body and self.block.by_key):
             return
         if not self._durable.history.replay.over:
-            if self.block.is_read:
+            if self.block.ear.interest:
                 await self.block.seen.peek()
         else:
             await self.block.flush()

@@ -76,8 +76,9 @@ class OpenScope:
             check_waits(durable, call)
         durable.history.what_came_before()
         durable.failures.detour.tell(durable.history)
-        if durable.keys.in_main and durable.keys.beyond:
-            # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
+        if durable.keys.in_main and durable.keys.beyond and name not in durable.history.replay.unopened.within:
+            # A worker of 1.0.0rc1 remembered it, which says of no scope what it is in, maybe while the handler unwound: then it
+            # is that of another attempt's clean-up.
             durable.history.replay.moments.pop(name, None)
         durable.quiet.opens_scope(name)
         until = durable.moment(name, self._seconds, innermost(durable) or OUTERMOST)

@@ -4,8 +4,8 @@ It dies with its worker: the worker holds the one writing end of a pipe (the lif
 sends SIGIO, which ends this process even inside a C function that keeps the interpreter's lock.
 
 The signal `LEAVE` ends the running handler: `SystemExit` is raised in it, so that its `finally` blocks run. If it has not ended
-soon afterwards, the process is killed. SIGTERM, SIGINT and SIGUSR1 have no effect here: a service manager sends them to every
-process at once, and the worker decides what they mean for a job.
+soon afterwards, the process is killed. SIGTERM, SIGINT, SIGUSR1 and SIGHUP have no effect here: a service manager, or the
+terminal, sends them to every process at once, and the worker decides what they mean for a job.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def main(line: int, tickets: int, lifeline: int) -> None:
         os.set_inheritable(number, False)
     _die_with(lifeline)
     adopt()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, _ignore)
     with socket.socket(fileno=line) as connection, socket.socket(fileno=tickets) as given:
         child = Child(connection, given)
