@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pulse_trio import Job  # noqa: TC001 -- read by the registry
-from pulse_trio.worker.durable.nursery import Opened
+from pulse_trio.worker.durable.opened import Opened
 
 if TYPE_CHECKING:
     import pytest

@@ -113,7 +113,7 @@ class Block:
             raise self.broken
         if not self._pending or not self.durable.history.replay.over or self.durable.fatal is not None:
             return
-        if refusal(self.durable, "") is not None or self not in self.durable.blocks:
+        if refusal(self.durable, "") is not None or self not in self.durable.blocks or self.ear.is_cut:
             return  # the next attempt starts them; or the block has ended, and its line came before they were to be written
         self._flushes += 1
         try:
@@ -378,15 +378,15 @@ class Block:
         """Which ends of its children the handler has seen."""
         return self.ear.seen
 
-    def holds(self, task: trio.lowlevel.Task) -> bool:
-        """Whether the task runs in its body."""
-        return self.ear.body is not None and self.ear.body.holds(task)
-
     async def catch_up(self, *, failed: bool = False) -> None:
         """Reads how the children are that are not known to have ended, if the handler has asked, or one has `failed`."""
         if self.ear.take_interest() or failed:
             alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
             await self.ear.catch_up(alive, self.learn, failed=failed)
+
+    def holds(self, task: trio.lowlevel.Task) -> bool:
+        """Whether the task runs in its body."""
+        return self.ear.body is not None and self.ear.body.holds(task)
 
     @property
     def failures(self) -> list[Any]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from ...store.trees import Cause
     from .calls import Call
     from .children import Child
     from .seen import Seen
@@ -24,6 +25,9 @@ _REST_EVERY = 0.5
 
 
 class Body(Protocol):
+    @property
+    def cause(self) -> Cause | None: ...
+
     def child_failed(self) -> None: ...
 
     def holds(self, task: trio.lowlevel.Task) -> bool: ...
@@ -70,6 +74,11 @@ class Ear:
         """Tells the body of a failure, if one is known."""
         if self.has_failed and self.body is not None:
             self.body.child_failed()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the body is being cut short, and the children are to be cancelled."""
+        return self.body is not None and self.body.cause is not None
 
     def one_lives(self) -> None:
         self.living += 1

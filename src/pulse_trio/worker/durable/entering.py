@@ -10,7 +10,7 @@ from ...errors import UsageError
 from .beginning import begin
 from .block import Block
 from .keys import HIGHEST, KEYED, block_number
-from .nursery import Opened
+from .opened import Opened
 from .scopes import innermost
 from .unopened import body_key
 

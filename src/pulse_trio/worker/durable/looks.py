@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ...jobs import Outcome
     from ...observe import Observer
-    from ...store.trees import Rechecked
+    from ...store.trees import Cause, Rechecked
     from .block import Block
     from .children import Child
-    from .nursery import Opened
+    from .opened import Opened
     from .receiving import Receiver
 
 _EVERY = 1.0
@@ -73,6 +73,12 @@ class Looks:
             opened.block.told()
         self._news.give()
 
+    def struck(self, job_id: int) -> None:
+        """A scope of the job has struck, and may have cut bodies of its blocks short."""
+        if job_id in self._open:
+            self._to_look.update(dict.fromkeys(self._open[job_id]))
+            self._news.give()
+
     def opened(self, opened: Opened) -> None:
         """A block was opened."""
         self._open.setdefault(opened.block.fence.id, []).append(opened)
@@ -119,7 +125,7 @@ class Looks:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._recheck)
             nursery.start_soon(self._write, nursery)
-            nursery.start_soon(self._look)
+            nursery.start_soon(self._look, nursery)
 
     async def finish(self) -> None:
         """Lets those go on for whom something has come already. Returns when no look is left to do; after some seconds also if
@@ -134,7 +140,8 @@ class Looks:
         while True:
             pause = _EVERY
             for opened in [opened for of_job in self._open.values() for opened in of_job]:
-                if opened.block.ear.interest or trio.current_time() >= peek_at:
+                # Nothing tells of a timeout, or a plain scope of Trio's, that has cut its body short.
+                if opened.block.ear.interest or trio.current_time() >= peek_at or opened.cause is not None:
                     self._to_look[opened] = None
                     self._news.give()
             if trio.current_time() >= peek_at:
@@ -158,19 +165,27 @@ class Looks:
             for block in filled:
                 nursery.start_soon(_flush, block)
 
-    async def _look(self) -> None:
+    async def _look(self, nursery: trio.Nursery) -> None:
         while True:
             await self._news.wait()
             while self._to_look:
                 opened = next(iter(self._to_look))
                 del self._to_look[opened]
-                await _peek(opened)
+                if (cause := opened.cause) is None:
+                    await _peek(opened)
+                else:
+                    nursery.start_soon(_cancel, opened.block, cause)
 
 
 async def _flush(block: Block) -> None:
     # Its handler hears of a failure when it next uses the block; a lost lease cancels it.
     with suppress(UsageError, ReplayMismatch, LeaseGone):
         await block.flush()
+
+
+async def _cancel(block: Block, cause: Cause) -> None:
+    with suppress(LeaseGone):
+        await block.cancel(cause)
 
 
 async def _peek(opened: Opened) -> None:

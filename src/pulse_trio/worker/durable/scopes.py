@@ -172,6 +172,7 @@ class Scope(NoScopeOfTrios):
             return
         self.inner.cancel()
         self._durable.note_cancellation(of=self)
+        self._durable.parts.looks.struck(self._durable.running.claim.id)
 
     def goes_on_live(self, *, opens: bool = False) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
@@ -197,6 +198,7 @@ class Scope(NoScopeOfTrios):
             self._so_far.opened = self not in self._durable.scopes
             self._so_far.busy = self._durable.quiet.busy()
             self.inner.cancel()
+            self._durable.parts.looks.struck(self._durable.running.claim.id)
 
     @property
     def is_unsaid(self) -> bool:
