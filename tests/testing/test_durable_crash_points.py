@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,16 @@ import pytest
 import trio
 import trio.lowlevel
 
-from pulse_trio import ConfigurationError, Discard, Handlers, Job, SyncClient
+from pulse_trio import ConfigurationError, DatabaseUnavailable, Discard, Handlers, Job, SyncClient
 from pulse_trio.postgres import connect_sync
+from pulse_trio.store import histories, transactions, trees, waits
 from pulse_trio.testing import NeverEnds, PulseWorker, crash_points, crashing
 from pulse_trio.testing.crashing import grounds, others
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from pulse_trio.worker.durable import attempts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from pulse_trio.handlers import Handler
     from pulse_trio.testing import PulseClock
@@ -91,6 +93,72 @@ async def test_each_durable_call_is_a_point_and_an_order_survives_all_of_them(
             assert found, (about, struck)
             assert f"{file}:" in found[0]
             assert 'Again: crash_points(order, ..., only="' in found[0]
+
+
+async def noted(tx: Any, job_id: int) -> None:
+    await tx.execute("INSERT INTO public.ledger (job, amount) VALUES (%s, 1)", [job_id])
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def small_order(job: Job) -> None:
+    await job.step(act, "charged")
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(part, 1)
+    await job.wait_for_event("approved", type=str, timeout=timedelta(days=3))
+    await job.sleep(timedelta(days=14))
+    await job.transaction_step(noted, job.id)
+
+
+async def test_a_write_that_the_database_does_not_take_at_once_is_the_same_point(
+    pulse_clock: PulseClock, pulse_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each repetition counted as points of its own, so `lost@N` was at another place than `kill@N`: some were never tried."""
+    with connect_sync(pulse_dsn) as connection:
+        connection.execute("CREATE TABLE public.ledger (job bigint, amount int)")
+    given: dict[str, Any] = {"dsn": pulse_dsn, "handlers": handlers, "events": {"approved": "Ada"}}
+    places = {run.point: str(run.place) async for run in crash_points(small_order, **given)}
+    points = sum(point.startswith("lost@") for point in places)
+    seen: Counter[tuple[Any, ...]] = Counter()
+    refused: set[str] = set()
+
+    def disturb(owner: Any, name: str, fence_of: Callable[..., tuple[Any, ...]], *, is_lost: bool = False) -> None:
+        """The first time that a write is sent another transaction has the job's row locked, the second time the database is
+        away, if `is_lost`. Not a coroutine: its frame would be one of the handler's, whose waits are points."""
+        ask = getattr(owner, name)
+
+        def disturbed(self: Any, *args: Any) -> Any:
+            job_id, *what = fence_of(*args)
+            seen[job_id, name, *what] += 1
+            times = seen[job_id, name, *what]
+            if times == 1:
+                other.execute("BEGIN")
+                # Not that of the next attempt: the write of one that has lost its lease is not sent again.
+                running = "SELECT FROM pulse.job WHERE id = %s AND attempt = %s AND state = 2 FOR UPDATE"
+                other.execute(running, [job_id, what[0]])
+                refused.add(name)
+            elif times == 2:
+                other.execute("ROLLBACK")
+                if is_lost:
+                    raise DatabaseUnavailable("the database is away")
+            return ask(self, *args)
+
+        monkeypatch.setattr(owner, name, disturbed)
+
+    def of_lines(some: Any) -> tuple[Any, ...]:
+        return some[0].claim.id, some[0].claim.attempt, some[0].lines[0].line
+
+    with connect_sync(pulse_dsn) as other:
+        disturb(histories.Histories, "write_lines", of_lines, is_lost=True)
+        disturb(transactions.Begun, "remember", lambda lines: of_lines([lines]))
+        disturb(trees.Trees, "start_children", lambda fence, *_: (fence.id, fence.attempt), is_lost=True)
+        disturb(waits.Waits, "receive", lambda wanted: (wanted[0].claim.id, wanted[0].claim.attempt))
+        for number in range(1, points + 1):
+            async for run in crash_points(small_order, **given, only=f"lost@{number}"):
+                assert run.state == "completed", run
+                assert str(run.place) == places[f"lost@{number}"] == places[f"kill@{number}"]
+        with pytest.raises(ConfigurationError, match=f"undisturbed, it had {points} checkpoints"):
+            await anext(crash_points(small_order, **given, only=f"lost@{points + 1}"))
+    assert refused == {"write_lines", "remember", "start_children", "receive"}
 
 
 # Handlers with planted bugs

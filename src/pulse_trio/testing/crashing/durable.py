@@ -3,7 +3,7 @@
 
 A step's function has returned, and its line is not written; the line is written, and the handler does not know. In between the
 database decides, so there is nothing else to strike at. What a durable call does beside, as waiting for a notification, differs
-from run to run and is no point.
+from run to run and is no point; nor is a repetition of a statement that the database did not take.
 """
 
 from __future__ import annotations
@@ -61,31 +61,44 @@ class _Histories(Passed):
         told = [line for line in all_of_them if not _is_mark(line)] or all_of_them
         what = ", ".join(dict.fromkeys(map(_named, told)))
         await self._point(f"before {what} was written")
-        written = await self._part.write_lines(lines)
+        written = await self._taken(lambda: self._part.write_lines(lines), lambda answer: bool(answer.locked))
         await self._point(f"after {what} was written")
         return written
 
 
 class _Trees(Passed):
+    def __init__(self, part: Any, process: Process) -> None:
+        super().__init__(part, process)
+        self._refused: tuple[int, str] | None = None
+        """What was refused because the job is being cancelled: it is asked for again until the handler has heard of that."""
+
     async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started:
-        what = "1 child" if len(children) == 1 else f"{len(children)} children"
-        await self._point(
-            f"before {what} of it were written" if len(children) > 1 else f"before {what} of it was written"
+        what = "1 child of it was" if len(children) == 1 else f"{len(children)} children of it were"
+        asked = block, children[0].key
+        if asked != self._refused:
+            await self._point(f"before {what} written")
+        started = await self._taken(
+            lambda: self._part.start_children(fence, block, children), lambda answer: answer.refused == "locked"
         )
-        started = await self._part.start_children(fence, block, children)
-        await self._point(
-            f"after {what} of it were written" if len(children) > 1 else f"after {what} of it was written"
-        )
+        if started.refused == "cancelling":
+            self._refused = asked
+            return started
+        await self._point(f"after {what} written")
         return started
 
 
 class _Waits(Passed):
     async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
         found = await self._part.receive(wanted)
-        names = [one.name for one in wanted if (one.claim.id, one.line) in found]
+        # Without a payload its job's row is locked, and the question is repeated, or its lease is lost.
+        names = [one.name for one in wanted if _is_there(found.get((one.claim.id, one.line)))]
         if names:
             await self._point(f"after the event {names[0]!r} was received")
         return found
+
+
+def _is_there(received: Received | None) -> bool:
+    return received is not None and received.payload is not None
 
 
 def _is_mark(line: Line) -> bool:

@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ...errors import DatabaseUnavailable
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from ...jobs import Outcome
     from ...lines import Lines
     from .process import Process
+
+
+_LOCKED_PAUSE = 0.02
+"""Seconds until a write is sent again that the database did not take."""
 
 
 class Passed:
@@ -48,6 +54,20 @@ class Passed:
             strikes.losing.set()
         if strikes.is_being_lost and not (holds_its_row and strikes.point.strike == "cancel"):
             await strikes.told()
+
+    async def _taken(self, write: Callable[[], Awaitable[Any]], is_locked: Callable[[Any], bool]) -> Any:
+        """The answer to a write, once the database has taken it. It is repeated here and not by the worker: how often another
+        transaction has locked the row (a heartbeat, the watchdog) or the database is away differs from run to run, so the
+        repetitions are one point; and the worker would send what its handler does meanwhile together with it."""
+        while True:
+            try:
+                answer = await write()
+            except DatabaseUnavailable:
+                await trio.sleep(_LOCKED_PAUSE)
+                continue
+            if not is_locked(answer):
+                return answer
+            await trio.sleep(_LOCKED_PAUSE)
 
 
 class Transactions(Passed):
