@@ -13,6 +13,8 @@ from .text import shown
 
 OUR_LOGGER = "pulse_trio"
 _OURS = frozenset(("event", "traceback"))
+_OF_THE_LINE = _OURS | {"time", "pid", "level", "logger", "message"}
+"""What every line says of itself, which no event says otherwise. The job's fields are those of the event's job."""
 
 
 class LineFormatter(logging.Formatter):
@@ -29,7 +31,8 @@ class LineFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, message, the job's fields (null outside of a job), what was given as `extra=`,
-    and the event's name and fields. A field of `extra=` that has the name of one of ours becomes `extra_NAME`."""
+    and the event's name and fields. A field of `extra=` that has the name of one of ours becomes `extra_NAME`, one of an event
+    that has the name of one of the line's own `event_NAME`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -44,7 +47,9 @@ class JsonFormatter(logging.Formatter):
             f"extra_{name}" if name in entry or name in _OURS else name: v for name, v in extra_of(record).items()
         }
         if (event := getattr(record, "pulse_trio_event", None)) is not None:
-            entry |= {"event": type(event).__name__} | cast("dict[str, Any]", plain(event))
+            fields = cast("dict[str, Any]", plain(event))
+            entry |= {f"event_{name}" if name in _OF_THE_LINE else name: value for name, value in fields.items()}
+            entry["event"] = type(event).__name__
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         elif record.exc_text:

@@ -113,6 +113,7 @@ class CancellationDelivered:
     attempt: int
     message: str | None
     reason: str = "user"
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

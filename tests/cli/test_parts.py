@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
@@ -251,6 +252,21 @@ def test_a_json_line_has_the_event_and_its_fields() -> None:
     document = json.loads(line)
     assert document | {"event": "DatabaseFound", "loop": "claimer", "level": "warning"} == document
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("event", typing.get_args(observe.Event), ids=lambda event: event.__name__)
+def test_no_event_says_otherwise_what_a_json_line_says_of_itself(event: typing.Any) -> None:
+    """The line of a cancellation had what its person said, or null, for `message`; that of a dead process its pid."""
+    made = event(**{name: _example(kind) for name, kind in typing.get_type_hints(event).items()})
+    plain, told = record("said"), record("said", pulse_trio_event=made)
+    told.created = plain.created
+    line, without = (json.loads(logs.JsonFormatter().format(one)) for one in (told, plain))
+    own = ("time", "pid", "level", "logger", "message")
+    assert {name: line[name] for name in own} == {name: without[name] for name in own}
+    assert line["event"] == event.__name__
+    for field in dataclasses.fields(event):
+        assert "object" in field.metadata or field.name in line
+        assert field.name not in own or f"event_{field.name}" in line
 
 
 def test_the_users_own_logging_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

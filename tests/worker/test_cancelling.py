@@ -86,7 +86,7 @@ async def test_a_notification_cancels_the_handler_at_once_with_its_reason(
         assert log.entries[-1] == (asked_at, ("user", message))
         assert state_of(job) == ("cancelled", message or "user")
         assert job.delivered
-    assert events.of(CancellationDelivered) == [CancellationDelivered(job.id, "sleeper", 1, message)]
+    assert events.of(CancellationDelivered) == [CancellationDelivered(job.id, "sleeper", 1, message, "user", job.queue)]
     assert [e.outcome for e in events.of(JobEnded)] == ["cancelled"]
     assert sleeper.outcomes() == ["cancelled"]
 
@@ -103,7 +103,7 @@ async def test_a_member_of_a_tree_is_told_why_it_is_cancelled(
         await trio.sleep(20)
         assert log.entries[-1][1] == (cause, None)
         assert state_of(job) == ("cancelled", cause)
-    assert events.of(CancellationDelivered) == [CancellationDelivered(job.id, "sleeper", 1, None, cause)]
+    assert events.of(CancellationDelivered) == [CancellationDelivered(job.id, "sleeper", 1, None, cause, job.queue)]
 
 
 async def test_when_the_notification_is_lost_the_next_beat_brings_it(sleeper: Stage, log: Log) -> None:

@@ -87,7 +87,9 @@ class Cancellations:
         self._reached.append(job.claim)
         self._to_record.give()
         claim = job.claim
-        self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, request.message, request.reason))
+        self._observer.emit(
+            CancellationDelivered(claim.id, claim.kind, claim.attempt, request.message, request.reason, claim.queue)
+        )
 
     async def run(self) -> None:
         """Reads requests and records deliveries until cancelled."""
