@@ -27,6 +27,19 @@ async def test_the_page_does_not_listen_beyond_this_machine_without_users(proces
     assert "PULSE_TRIO_WEB_USERS" in running.stderr
 
 
+@pytest.mark.parametrize("of", ["nobody listens", "no schema"])
+async def test_a_database_that_is_not_ready_is_said_at_once(of: str, dsn: str, processes: Processes) -> None:
+    """It said that it serves, and served 503s."""
+    if of == "nobody listens":
+        given, said = ["--dsn", "postgresql://x@127.0.0.1:1/x"], "Is PostgreSQL running there"
+    else:
+        given, said = ["--dsn", dsn, "--schema", "elsewhere"], "pulse-trio migrate"
+    running = await processes.command("web", "--port", "0", *given)
+    assert await running.ended() == 1
+    assert said in running.stderr
+    assert "the web page is at" not in running.stderr
+
+
 def test_with_users_it_says_that_passwords_need_https_unless_a_proxy_is_named() -> None:
     users = f"ada:{HASHER.hash('a')}"
     assert "unencrypted" in check_reach("192.0.2.1", WebSettings(users=users))[0]

@@ -13,6 +13,7 @@ import trio
 
 from .. import logs
 from ..errors import ConfigurationError
+from ..migrate import check_sync
 from ..settings import load_settings
 from ..worker.metrics.server import beside, keep_serving, listening, shown_address
 from .database import choose_database, open_database_async
@@ -38,7 +39,8 @@ def web(host: str, port: int, read_only: bool, hash_password: bool, schema: str 
     """Serve the web page: what runs, what waits, what fails and why, and what can be done about it.
 
     Without users it answers browsers on this machine alone; PULSE_TRIO_WEB_USERS names those who may log in from others. It
-    needs the extra: pip install 'pulse-trio[web]'. Ctrl-C or SIGTERM ends it.
+    needs the extra: pip install 'pulse-trio[web]'. Ctrl-C or SIGTERM ends it. A database that is away at its start, or has no
+    schema, is an error; one that goes away later gives pages that say so, until it is back.
     """
     check_installed()
     if hash_password:
@@ -51,10 +53,15 @@ def web(host: str, port: int, read_only: bool, hash_password: bool, schema: str 
         notice(warning)
     choice = choose_database(dsn)
     logs.set_up(as_json=False, verbose=False)
+    name = load_settings({"schema": schema}).schema
+    if choice.dsn is not None:
+        # The embedded PostgreSQL is started, and migrated, for it.
+        notice(str(choice))
+        check_sync(choice.dsn, name)
     trio.run(
         _serve,
         choice,
-        load_settings({"schema": schema}).schema,
+        name,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         read_only,
     )
@@ -88,7 +95,7 @@ async def _serve(choice: Choice, schema: str, address: str, read_only: bool) -> 
     from ..web import create_app
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_database_async(choice, schema, notice) as dsn:
+        async with open_database_async(choice, schema, notice if choice.dsn is None else _say_nothing) as dsn:
             app: Any = create_app(dsn, read_only=read_only, schema=schema)
             with await trio.to_thread.run_sync(listening, address, "--host and --port") as listener:
                 async with beside() as nursery:
@@ -96,6 +103,10 @@ async def _serve(choice: Choice, schema: str, address: str, read_only: bool) -> 
                     notice(f"the web page is at http://{shown_address(listener)}/ (Ctrl-C ends it)")
                     async for _ in signals:
                         break
+
+
+def _say_nothing(_: str) -> None:
+    """Which database it is was said before."""
 
 
 async def _serve_app(listener: Any, app: Any) -> None:
