@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,15 @@ import httpx
 import pytest
 from argon2 import PasswordHasher
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from pulse_trio.web.security import User, WebSettings, context, redirect, secure
+from support.sites import open_site
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from starlette.requests import Request
 
@@ -505,6 +508,48 @@ async def test_an_app_of_ones_own_says_who_asks() -> None:
         assert (await http.post("/change", data=data, headers={"x-user": "eve"})).status_code == 403
         assert (await http.post("/change", data=data, headers={"x-user": "ada"})).status_code == 303
     assert [name for name, _ in app.state.changes] == ["ada"]
+
+
+def gives(value: object) -> Callable[[Request], Any]:
+    return lambda _: value
+
+
+async def breaks(_: Request) -> User:
+    raise AttributeError("no such session")
+
+
+async def refuses(_: Request) -> User:
+    raise HTTPException(401, "Your badge has expired.")
+
+
+@pytest.mark.parametrize(
+    ("authenticate", "said"),
+    [
+        (gives("ada"), "it must return a pulse_trio.web.User, None to refuse the request, or a response of"),
+        (gives("ada"), "it returned str."),
+        (gives({"name": "ada"}), "it returned dict."),
+        (gives(True), "it returned bool."),
+        (breaks, "create_app(authenticate=...): it raised AttributeError."),
+    ],
+)
+async def test_a_mistake_of_the_apps_own_authenticate_is_said_to_be_one(
+    authenticate: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was `a mistake of ours`, with an AttributeError of the guard in the log."""
+    async with open_site("postgresql://nobody@127.0.0.1:1/none", authenticate=authenticate) as http:
+        for path in ("/", "/jobs", "/api/jobs", "/static/style.css"):
+            shown = await http.get(path)
+            assert shown.status_code == 500
+            assert said in html.unescape(shown.text)
+            assert "of ours" not in shown.text
+    assert said in caplog.text
+    assert ("no such session" in caplog.text) == (authenticate is breaks)
+
+
+async def test_an_authenticate_may_refuse_with_starlettes_own_exception() -> None:
+    async with open_site("postgresql://nobody@127.0.0.1:1/none", authenticate=refuses) as http:
+        shown = await http.get("/api/jobs")
+    assert (shown.status_code, shown.json()["error"]) == (401, "Your badge has expired.")
 
 
 async def test_every_answer_has_the_headers_and_is_kept_by_no_cache_but_static_files() -> None:

@@ -56,6 +56,16 @@ async def test_a_page_answers_on_an_empty_database(site: httpx.AsyncClient, path
     assert "<h1>" in answer.text
 
 
+@pytest.mark.parametrize("prefix", ["", "/ops/pulse"])
+async def test_the_first_page_has_its_twin_at_the_root_of_the_others_too(dsn: str, prefix: str) -> None:
+    """`/api/` and `/api` were not found."""
+    async with open_site(dsn, prefix=prefix) as site:
+        twins = [await site.get(path) for path in ("/api/overview", "/api/", "/api")]
+    assert [twin.status_code for twin in twins] == [200] * 3
+    names = [list(twin.json()) for twin in twins]
+    assert names[0] == names[1] == names[2] != []
+
+
 async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, window: Window) -> None:
     job_id = window.enqueue("mail", kind="send")
 

@@ -21,6 +21,7 @@ from ..errors import (
     WorkerSilent,
 )
 from .rendering import page, twin, wants_json
+from .security import AuthenticateFailed
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -63,6 +64,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(503, "The database is away", str(error), "This page comes back by itself when it answers.")
         case DatabaseError():
             return Problem(503, "The database refused", str(error), "Run: pulse-trio doctor")
+        case AuthenticateFailed():
+            return Problem(500, "A mistake in this app's login", str(error), "The server's log has more.")
         case _:
             return Problem(500, "A mistake of ours", "The page failed.", "The server's log has the traceback.")
 
@@ -70,7 +73,9 @@ def problem_of(error: Exception) -> Problem:
 async def answer(request: Request, error: Exception) -> Response:
     """The answer for an exception: a page, or JSON below /api."""
     problem = problem_of(error)
-    if problem.status == 500:
+    if isinstance(error, AuthenticateFailed):
+        logger.error("%s (%s %s)", error, request.method, request.url.path, exc_info=error.__cause__)
+    elif problem.status == 500:
         logger.error("a page failed: %s %s", request.method, request.url.path, exc_info=error)
     if wants_json(request):
         return twin(request, problem, status=problem.status)

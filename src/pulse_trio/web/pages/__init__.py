@@ -35,7 +35,7 @@ class Page:
 
     `read` returns its record. `template` shows it. `live` names the partial template that the page includes within
     `<div data-live="{{ url('/live' ~ path) }}">`, and that its stream sends again when it has changed; None for a page that
-    does not move. `api` is the path of its twin, by default `/api` and `path`.
+    does not move. `api` has the paths of its twin, by default `/api` and `path`.
 
     `filters` has a pattern for each parameter of the query: the twin refuses another name or value, which a program would take
     for heeded. None: `read` does that itself.
@@ -45,12 +45,13 @@ class Page:
     template: str
     read: Read
     live: str | None = None
-    api: str | None = None
+    api: Sequence[str] = ()
     filters: Mapping[str, str] | None = field(default_factory=dict[str, str])
 
     def routes(self) -> Sequence[BaseRoute]:
         """The page, its twin, and its stream."""
-        routes = [Route(self.path, self._page), Route(self.api or f"/api{self.path}", self._twin)]
+        routes = [Route(self.path, self._page)]
+        routes += [Route(path, self._twin) for path in self.api or (f"/api{self.path}",)]
         if self.live is not None:
             routes.append(Route(f"/live{self.path}", self._live))
         return routes

@@ -18,4 +18,4 @@ async def read(_: Request, site: Site) -> reading.Overview:
     return await reading.read(site)
 
 
-PAGE = Page("/", "overview.html", read, live="parts/overview.html", api="/api/overview")
+PAGE = Page("/", "overview.html", read, live="parts/overview.html", api=("/api/overview", "/api/", "/api"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .guard import Access, Authenticate, Guard
+from .guard import Access, Authenticate, AuthenticateFailed, Guard
 from .headers import SecurityHeaders
 from .login import Login
 from .passage import passage_of, redirect, within
@@ -65,6 +65,7 @@ __all__ = [
     "PAYLOAD",
     "Access",
     "Authenticate",
+    "AuthenticateFailed",
     "User",
     "WebSettings",
     "check_reach",

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ...describing import type_name
 from ...errors import ConfigurationError
 from .bodies import LARGEST, ONLY_LOGIN, Refusal, form_of
 from .headers import route_of
@@ -39,6 +40,27 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCAL = "local"
 """The name of the one user where there are no logins."""
 _OPEN = frozenset({"/login", "/logout"})
+
+
+class AuthenticateFailed(Exception):
+    """The app's own `authenticate` is wrong: the request is answered with its mistake, and passes nowhere."""
+
+
+async def _asked(authenticate: Authenticate, request: Request) -> User | Response | None:
+    """What it says. Raises `AuthenticateFailed`, and as it is the HTTPException with which it refuses a request."""
+    try:
+        found: Any = authenticate(request)
+        found = await found if inspect.isawaitable(found) else found
+    except HTTPException:
+        raise
+    except Exception as error:
+        raise AuthenticateFailed(f"create_app(authenticate=...): it raised {type_name(error)}.") from error
+    if found is None or isinstance(found, (User, Response)):
+        return found
+    raise AuthenticateFailed(
+        f"create_app(authenticate=...): it must return a pulse_trio.web.User, None to refuse the request, or a response of "
+        f"Starlette's; it returned {type_name(found)}."
+    )
 
 
 class Access:
@@ -67,8 +89,7 @@ class Access:
     async def user_of(self, passage: Passage, request: Request) -> User | Response | None:
         """The user who sends a request."""
         if self.authenticate is not None:
-            found: Any = self.authenticate(request)
-            return await found if inspect.isawaitable(found) else found
+            return await _asked(self.authenticate, request)
         if self.is_open:
             return User(LOCAL, may_act=True, may_read_payloads=self.settings.payloads != "none")
         session = passage.session
@@ -176,7 +197,8 @@ class Guard:
             raise Refusal(403, "You are not allowed to see this page.")
         if request.method not in ("GET", "HEAD"):
             raise Refusal(401, "Log in first: your session has ended.")
-        if path.startswith("/api/") or header(request.scope, b"sec-fetch-mode") not in (None, "navigate"):
+        is_for_programs = path == "/api" or path.startswith("/api/")
+        if is_for_programs or header(request.scope, b"sec-fetch-mode") not in (None, "navigate"):
             raise Refusal(401, "Log in first.")
         query = request.scope["query_string"].decode("latin-1")
         there = quote(path) + (f"?{query}" if query else "")
