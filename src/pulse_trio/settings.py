@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .errors import ConfigurationError
 from .ownership import distrust
+from .setting_types import check_types, is_list, is_of_type, kind_of, parse_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import Field
 
 
 logger = logging.getLogger("pulse_trio")
@@ -164,6 +164,7 @@ class WorkerSettings:
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention", "unfit_patience"):
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
         for name in ("timeout", "stale"):
@@ -179,10 +180,6 @@ class WorkerSettings:
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
         self._require("schema", not self.schema.startswith("pg_"), "must not begin with pg_, which PostgreSQL keeps")
-        for name in (f.name for f in fields(self) if is_list(f)):
-            self._require(
-                name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text"
-            )
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
         if self.http:
             address_of(self.http)
@@ -364,37 +361,8 @@ def parse_setting(name: str, value: Any, where: str) -> Any:
             return parse_list(value) if isinstance(value, str) else tuple(str(one) for one in value)
         if isinstance(value, str):
             return type(default)(value)
-        if _is_toml_for(value, default):
+        if is_of_type(value, default):
             return type(default)(value)
     except (TypeError, ValueError):
         pass
-    raise ConfigurationError(f"{where} must be {_kind_of(setting)}, got {value!r}.")
-
-
-def _is_toml_for(value: Any, default: Any) -> bool:
-    """Whether a TOML value fits a setting: a boolean is not a number, and 1.5 is not a whole number."""
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
-
-
-def is_list(setting: Field[Any]) -> bool:
-    """Whether a setting is a list of names: `tuple[str, ...]`, perhaps None."""
-    return str(setting.type).startswith("tuple[str, ...]")
-
-
-def _kind_of(setting: Field[Any]) -> str:
-    if is_list(setting):
-        return f"a list of {setting.name}"
-    match setting.default:
-        case int():
-            return "a whole number"
-        case float():
-            return "a number of seconds"
-        case _:
-            return "text"
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """`default,mail` as a tuple."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    raise ConfigurationError(f"{where} must be {kind_of(setting)}, got {value!r}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 
 from pulse_trio import ConfigurationError, Handlers, InvalidName, Worker, WorkerSettings, settings
 from pulse_trio.cli import options, reference
-from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings, parse_list
+from pulse_trio.setting_types import parse_list
+from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings
 from pulse_trio.worker.processes import launch
 
 if TYPE_CHECKING:
@@ -187,6 +189,41 @@ def test_a_misspelt_variable_is_named_and_another_programs_is_not(caplog: pytest
 def test_settings_that_cannot_work_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"The setting '({'|'.join(NAMES)})'"):
         WorkerSettings(**given)
+
+
+WHOLE, SECONDS, TEXT, LIST = "a whole number", "a number of seconds", "text", "a list of queues"
+WRONG: dict[str, tuple[str, list[Any]]] = {
+    **{
+        n: (WHOLE, ["5", 1.5, True, None, [1], b"5"])
+        for n in ("concurrency", "processes", "process_slots", "quarantine_slots")
+    },
+    **{f.name: (SECONDS, ["30", True, None, [1.0], timedelta(1)]) for f in fields(WorkerSettings) if f.type == "float"},
+    **{name: (TEXT, [9464, None, True, b"x", ["x"]]) for name in ("schema", "http", "direct_dsn")},
+    "queues": (LIST, [5, True, "mail", b"mail", {"mail": 1}, [1], (None,), iter(["mail"])]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name][1]])
+def test_a_setting_of_another_type_is_refused_by_its_name(name: str, value: Any) -> None:
+    """`http=9464` was an AttributeError, `concurrency="5"` a TypeError, and `concurrency=True` one job at once."""
+    for refuse in (
+        lambda: WorkerSettings(**{name: value}),
+        lambda: Worker(Handlers(), "postgresql:///x", **{name: value}),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            refuse()
+        assert str(refused.value).startswith(f"The setting {name!r} must be {WRONG[name][0]}")
+    assert set(WRONG) == set(NAMES)
+
+
+def test_an_address_of_another_type_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="'direct_dsn' must be text, got bytes"):
+        WorkerSettings(direct_dsn=b"password=hush")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"queues": ["a"]}, {"queues": None}, {"lease": 60}, {"timeout": 5}], ids=repr)
+def test_a_value_that_stands_for_one_of_the_right_type_is_taken(given: dict[str, Any]) -> None:
+    assert WorkerSettings(**given)
 
 
 def test_an_unknown_setting_is_refused() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ..errors import ConfigurationError
-from ..settings import WorkerSettings, is_list, parse_setting
+from ..setting_types import is_list
+from ..settings import WorkerSettings, parse_setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

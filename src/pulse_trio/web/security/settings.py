@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError
 from ...ownership import distrust
-from ...settings import parse_list
+from ...setting_types import parse_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
