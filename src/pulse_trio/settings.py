@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pulse_trio")
 _warned: set[Path | str] = set()
 _PREFIX = "PULSE_TRIO_"
+_NOT_OF_A_WORKER = ("dsn", "instrument")
+"""What the project's file may have besides: `Worker` takes them in another way."""
 
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-_OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
+_OF_ONE_RUN = frozenset({"burst", "verbose", "json", "reload"})
 """Flags of `pulse-trio run` that are not settings: in a project's file they would apply to every run."""
 MOST_AT_ONCE = 1_000_000
 """Jobs of one process, far above what one can hold: a claim's limit is a PostgreSQL integer."""
@@ -245,7 +247,7 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    known = [f"{_PREFIX}{name.upper()}" for name in (*setting_names(), "dsn")]
+    known = [f"{_PREFIX}{name.upper()}" for name in (*setting_names(), *_NOT_OF_A_WORKER, *_OF_ONE_RUN)]
     for variable in sorted(environ.keys() - set(known) - _warned):
         if variable.startswith(_PREFIX) and (near := difflib.get_close_matches(variable, known, 1, 0.9)):
             _warned.add(variable)
@@ -258,7 +260,7 @@ def file_settings(folder: Path) -> dict[str, Any]:
     A file in a folder above that another user owns or may write is ignored, with a warning. Raises `ConfigurationError` for a
     file in this folder that another user owns."""
     table, path = _file_table(folder)
-    unknown = sorted(set(table) - set(setting_names()) - {"dsn"})
+    unknown = sorted(set(table) - set(setting_names()) - set(_NOT_OF_A_WORKER))
     for name in unknown:
         if name in _OF_ONE_RUN:
             raise ConfigurationError(
@@ -267,9 +269,10 @@ def file_settings(folder: Path) -> dict[str, Any]:
             )
     if unknown:
         raise ConfigurationError(
-            f"{path} has the unknown setting {unknown[0]!r}; known: dsn, {', '.join(sorted(setting_names()))}."
+            f"{path} has the unknown setting {unknown[0]!r}; known: {', '.join([*_NOT_OF_A_WORKER, *sorted(setting_names())])}."
         )
-    return {name: parse_setting(name, value, f"{path}: {name}") for name, value in table.items() if name != "dsn"}
+    names = table.keys() - set(_NOT_OF_A_WORKER)
+    return {name: parse_setting(name, table[name], f"{path}: {name}") for name in table if name in names}
 
 
 def file_dsn(folder: Path) -> tuple[str, Path] | None:
@@ -280,6 +283,24 @@ def file_dsn(folder: Path) -> tuple[str, Path] | None:
     if not isinstance(dsn, str):
         raise ConfigurationError(f"{path}: dsn must be text, got {dsn!r}.")
     return dsn, path
+
+
+def file_instruments(folder: Path) -> tuple[str, ...]:
+    """The instruments that the same file names for every run. Raises `ConfigurationError`."""
+    table, path = _file_table(folder)
+    given: Any = table.get("instrument", ())
+    if isinstance(given, str):
+        return names_in(given)
+    if isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in cast("list[object]", given)):
+        return tuple(cast("list[str]", given))
+    raise ConfigurationError(
+        f'{path}: instrument must be text or a list of texts, as in ["monitoring:Counting"], got {given!r}.'
+    )
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Names that are separated by spaces or commas."""
+    return tuple(text.replace(",", " ").split())
 
 
 def _file_table(folder: Path) -> tuple[dict[str, Any], Path | None]:

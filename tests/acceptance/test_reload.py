@@ -109,3 +109,21 @@ async def test_without_its_library_it_says_how_to_install_it(dsn: str, processes
     done = await processes.start(sys.executable, "-c", code, env={"PULSE_TRIO_DSN": dsn})
     assert await done.ended() == 2, done.report()
     assert "pip install 'pulse-trio[reload]'" in done.stderr
+
+
+async def test_the_environment_asks_for_it_too(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    """It was ignored. The worker that is started does not watch in its turn."""
+    (tmp_path / "app.py").write_text(APP)
+    worker = await processes.command(*RUN, f"--dsn={dsn}", env={"PULSE_TRIO_RELOAD": "1"})
+    await worker.line("watching the .py files in ")
+    await worker.line(r"worker \S+ started")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+    assert worker.stderr.count("watching the .py files in ") == 1
+
+
+async def test_a_variable_that_is_neither_yes_nor_no_is_refused(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    worker = await processes.command(*RUN, f"--dsn={dsn}", env={"PULSE_TRIO_RELOAD": "maybe"})
+    assert await worker.ended() == 2
+    assert "'maybe' is not a valid boolean" in worker.stderr

@@ -204,6 +204,30 @@ async def test_every_process_and_the_supervisor_have_the_instruments_of_the_comm
     assert told == sorted(["option child"] * 2 + [f"{where} completed {job_id}" for where in ("handlers", "option")])
 
 
+@pytest.mark.parametrize(
+    ("file", "variable", "heard"),
+    [
+        ('instrument = ["monitoring:Counting", "monitoring:once"]', None, ["option"]),
+        ('instrument = "monitoring:Counting monitoring:ready"', None, ["object", "option"]),
+        ('instrument = "monitoring:Counting"', "monitoring:ready", ["object"]),
+        ('instrument = "monitoring:Counting"', "", []),
+        ("", "monitoring:Counting,monitoring:ready", ["object", "option"]),
+        ("", "monitoring:Counting monitoring:ready", ["object", "option"]),
+    ],
+)
+async def test_instruments_come_from_the_environment_and_the_file_too(
+    file: str, variable: str | None, heard: list[str], folder: Path, dsn: str, processes: Processes
+) -> None:
+    """`instrument` in the file was an unknown setting, though it is a property of a deployment."""
+    (folder / "pulse-trio.toml").write_text(f"{file}\n")
+    job_id = SyncClient(dsn).enqueue("greet", {"name": "Ada"}).id
+    env = {} if variable is None else {"PULSE_TRIO_INSTRUMENT": variable}
+    running = await processes.command("run", "app", "--burst", "--dsn", dsn, env=env)
+    assert await running.ended() == 0, running.report()
+    told = sorted((folder / "told").read_text().splitlines())
+    assert told == sorted(f"{where} completed {job_id}" for where in ("handlers", *heard))
+
+
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
 async def test_a_bad_instrument_ends_run_before_it_begins(
     folder: Path, dsn: str, processes: Processes, more: list[str]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pulse_trio import ConfigurationError, Handlers, InvalidName, Worker, WorkerSettings, settings
 from pulse_trio.cli import options, reference
 from pulse_trio.setting_types import parse_list
-from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings
+from pulse_trio.settings import environment_settings, file_dsn, file_instruments, file_settings, load_settings
 from pulse_trio.worker.processes import launch
 
 if TYPE_CHECKING:
@@ -116,6 +116,21 @@ def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
     assert file_dsn(tmp_path) == ("postgresql:///x", tmp_path / "pulse-trio.toml")
 
 
+@pytest.mark.parametrize("given", ["['m:a', 'm:b']", "'m:a m:b'", "'m:a, m:b'"])
+def test_instruments_in_the_file_are_no_worker_setting(given: str, tmp_path: Path) -> None:
+    (tmp_path / "pulse-trio.toml").write_text(f"instrument = {given}\npoll = 2\n")
+    assert file_settings(tmp_path) == {"poll": 2.0}
+    assert file_instruments(tmp_path) == ("m:a", "m:b")
+
+
+def test_the_processes_of_a_worker_start_nothing_anew_and_take_no_instruments_from_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PULSE_TRIO_RELOAD", "1")
+    environment = launch.launch_of("app:handlers", "", WorkerSettings()).environment
+    assert (environment["PULSE_TRIO_RELOAD"], environment["PULSE_TRIO_INSTRUMENT"]) == ("0", "")
+
+
 # Refusals
 
 
@@ -123,7 +138,10 @@ def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("poll = \n", "not valid TOML"),
-        ("pol = 1\n", "unknown setting 'pol'; known: dsn, cleanup, concurrency"),
+        ("pol = 1\n", "unknown setting 'pol'; known: dsn, instrument, cleanup, concurrency"),
+        ("reload = true\n", "has 'reload', which is an option of a single run: give --reload or PULSE_TRIO_RELOAD=1"),
+        ("instrument = 5\n", "instrument must be text or a list of texts, as in .*, got 5"),
+        ("instrument = [5]\n", "instrument must be text or a list of texts"),
         (
             "burst = true\n",
             "has 'burst', which is an option of a single run: give --burst or PULSE_TRIO_BURST=1 instead",
@@ -144,8 +162,9 @@ def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_sense_is_named_with_the_reason(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "pulse-trio.toml"
     path.write_text(content)
+    read = {"dsn": file_dsn, "instrument": file_instruments}.get(content.partition(" ")[0], file_settings)
     with pytest.raises(ConfigurationError, match=message) as caught:
-        (file_dsn if "dsn" in content else file_settings)(tmp_path)
+        read(tmp_path)
     assert str(path) in str(caught.value)
 
 

@@ -68,6 +68,20 @@ it, because they could choose your database. A file in the current folder that b
 `Worker(handlers, dsn, concurrency=200, ...)` takes the same names. All times are in seconds.
 """
 
+RUN_INTRODUCTION = """\
+These are no settings of a worker: `pulse-trio run` alone has them. Those of a single run have no key in the file, where they
+would apply to every run in the folder, the deployed one too; the file is refused if it has one.
+
+| option | variable | key in the file |
+|---|---|---|
+| `--instrument`: where the [events](events.md) go too | `PULSE_TRIO_INSTRUMENT`, several separated by spaces or commas | \
+`instrument`, a text of the same form or a list; used if neither the option nor the variable is given |
+| `--burst` | `PULSE_TRIO_BURST=1` | none: a deployed worker would end as soon as nothing is due |
+| `--verbose` | `PULSE_TRIO_VERBOSE=1` | none: how much this run's log tells |
+| `--json` | `PULSE_TRIO_JSON=1` | none: the log's form depends on who reads it, a person at a terminal or a collector |
+| `--reload` | `PULSE_TRIO_RELOAD=1` | none: for development alone |
+"""
+
 
 def cli_page() -> str:
     """`docs/reference/cli.md`."""
@@ -131,6 +145,7 @@ def settings_page() -> str:
     ]
     head = ["| setting | default | meaning | option | variable |", "|---|---|---|---|---|"]
     worker = [MADE, "", "# Settings", "", SETTINGS_INTRODUCTION, *head, *rows, ""]
+    worker += ["## Options of `pulse-trio run` alone", "", RUN_INTRODUCTION]
     return "\n".join([*worker, "## The web page", "", WEB_INTRODUCTION, *_web_settings(), ""])
 
 

@@ -23,6 +23,7 @@ from .faults import AppError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+RELOAD_VARIABLE = "PULSE_TRIO_RELOAD"
 _LOOK = 500
 """Milliseconds after which the watcher is known to look."""
 _NAMED = 5
@@ -85,7 +86,8 @@ class Reloader:
         saved, self._saved = self._saved, set[str]()
         await trio.to_thread.run_sync(_drop_bytecode, saved)
         # Of its own session: a Ctrl-C in the terminal is passed on once, not twice.
-        process = await trio.lowlevel.open_process(self._command, start_new_session=True)
+        environment = {**os.environ, RELOAD_VARIABLE: "0"}
+        process = await trio.lowlevel.open_process(self._command, env=environment, start_new_session=True)
         self._process = process
         if self._told:
             # It was being started when the signal came.

@@ -19,11 +19,11 @@ import trio
 from .. import logs
 from ..handlers import check_queue
 from ..postgres import wait_for_database
-from ..settings import load_settings
+from ..settings import file_instruments, load_settings, names_in
 from ..text import count_of, headline
 from ..worker import Worker, inherit_crash_dump, inherited_line, is_supervised
 from ..worker.processes.handover import REPLACE_ME, Address, inherited_quiet, leave_to_successor
-from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
+from ..worker.processes.launch import INSTRUMENT_VARIABLE, KEEP_VARIABLE, quarantine_environment
 from ..worker.processes.orders import Orders, inherited_session
 from ..worker.processes.spawning import Launch
 from .collector import settle_collector
@@ -34,7 +34,7 @@ from .loading import ask_instruments, check_target, load_handlers, load_instrume
 from .options import dsn_option, setting_options
 from .output import complain
 from .predecessor import Reported, report_for_predecessor
-from .reload import check_reload, run_reloading
+from .reload import RELOAD_VARIABLE, check_reload, run_reloading
 from .stopping import RELEASED, SIGNALS, Stopping, flush, keep_signals, leave_at_once
 from .streams import accept_lost_output
 
@@ -64,10 +64,15 @@ if TYPE_CHECKING:
     "instruments",
     metavar="MODULE:OBJECT",
     multiple=True,
-    envvar="PULSE_TRIO_INSTRUMENT",
+    envvar=INSTRUMENT_VARIABLE,
     help="Also send the events to this instrument (or to what this class or function returns). May be repeated.",
 )
-@click.option("--reload", is_flag=True, help="For development: start the worker anew when a .py file changes.")
+@click.option(
+    "--reload",
+    is_flag=True,
+    envvar=RELOAD_VARIABLE,
+    help="For development: start the worker anew when a .py file changes.",
+)
 def run(
     target: str,
     dsn: str | None,
@@ -105,6 +110,9 @@ def run(
         settings = replace(settings, connect_timeout=math.inf)
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for
+    instruments = tuple(name for given in instruments for name in names_in(given))
+    if INSTRUMENT_VARIABLE not in os.environ:
+        instruments = instruments or file_instruments(Path.cwd())
     choice = choose_database(dsn)
     if reload:
         check_target(target)
