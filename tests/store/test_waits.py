@@ -94,7 +94,7 @@ async def begun(window: Window, store: WorkerStore, queue: str) -> Claim:
 # Sending
 
 
-async def test_an_event_is_received_once_in_the_order_in_which_events_became_visible(
+async def test_an_event_is_received_once_and_of_those_that_are_visible_the_one_that_was_sent_first(
     window: Window, second: Window, store: WorkerStore, queue: str
 ) -> None:
     claim = await begun(window, store, queue)
@@ -110,6 +110,13 @@ async def test_an_event_is_received_once_in_the_order_in_which_events_became_vis
     assert [(r["line"], r["key"], r["name"], r["sent"]) for r in lines] == [
         (n, "1:event", "approved", True) for n in (1, 2)
     ]
+    # Nobody looks in between: the order of the commits is not known any more.
+    with second.connection.transaction():
+        send(second, claim.id, payload="sent first, committed second")
+        send(window, claim.id, payload="sent second, committed first")
+        send(window, claim.id, payload="sent third, by the same")
+    received = [value for line in (3, 4, 5) for *_, value in receive(window, (claim, line, "approved"))]
+    assert received == ['"sent first, committed second"', '"sent second, committed first"', '"sent third, by the same"']
 
 
 async def test_a_wait_that_is_sent_again_after_a_lost_answer_gets_the_line_that_it_wrote_and_no_second_event(
