@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from pulse_trio import Discard, FailedBefore, Job, RetryAfter, Snooze, StepFailed, SyncClient
@@ -689,3 +691,47 @@ async def test_nothing_goes_on_live_beside_a_compensation_that_this_attempt_does
     assert (bank, done) == (["charged", "refunded"], [])
     assert "An attempt before failed of plain code (" in error
     assert f"pulse-trio jobs retry {job_id} --afresh" in error
+
+
+@pytest.mark.parametrize("how", ["suspended", "lost"])
+@pytest.mark.parametrize("where", ["except", "finally", "a scope", "a key"])
+async def test_a_block_in_the_handling_of_plain_code_is_opened_again(trees: Trees, where: str, how: str) -> None:
+    """The attempt was interrupted at that very block, each time: the job was dead, and its children were completed."""
+    go_on = trio.Event()
+
+    @trees.handlers.job
+    async def pack() -> str:
+        await go_on.wait()
+        return "packed"
+
+    @trees.handlers.job(durable=True, max_attempts=3, suspend_after=0 if how == "suspended" else 60)
+    async def order(job: Job, prices: dict[str, int]) -> str:
+        async def substitute() -> str:
+            async with job.durable_nursery(key="instead" if where == "a key" else None) as nursery:
+                parcel = nursery.start_soon(pack)
+                if how == "lost" and job.attempt == 1:
+                    await nursery.flush()
+                    await trees.dies(job)
+            return str(parcel.result)
+
+        packed = ""
+        try:
+            return f"{prices['pear']}"
+        except KeyError:
+            with job.move_on_after(3600) if where == "a scope" else nullcontext():
+                if where != "finally":
+                    packed = await substitute()
+        finally:
+            if where == "finally":
+                packed = await substitute()
+        return packed
+
+    job_id = trees.enqueue("order", {"prices": {"apple": 1}})
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trees.burst, lease=3, heartbeat=0.1, log=False))
+            while trees.job(job_id)["state"] != "suspended" and trees.job(job_id)["attempt"] < 2:
+                await trio.lowlevel.checkpoint()
+            go_on.set()
+        found = await trees.ended(job_id)
+    assert (found["state"], found["result"]) == ("completed", "packed")

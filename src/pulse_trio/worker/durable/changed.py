@@ -22,7 +22,7 @@ from ...errors import ReplayMismatch
 from ...lines import BeyondLimit, Kind
 from ...store.trees import Fence
 from .children import was_cut
-from .interrupted import misfit, plain_failure
+from .interrupted import UNDONE, misfit, plain_failure
 from .keys import KEYED
 from .returning import REOPENED_WITHIN
 from .tree_store import answered
@@ -89,6 +89,8 @@ async def check_interrupted(durable: Durable, call: Call) -> None:
     unopened = durable.history.replay.unopened
     if not durable.history.replay.over or _is_cancelled(durable):
         return
+    if call.kind == "block" and unopened.has(call.key) and UNDONE in durable.history.replay.moments:
+        return  # one before had failed so, too, and had opened this very block because of it
     if plain_failure(durable, {trio.lowlevel.current_task(): call}) is None:
         return
     for number in unopened.numbers():

@@ -124,8 +124,7 @@ class Opened:
     async def end(self, error: BaseException | None) -> None:
         """The end of the block, after the body. Raises its failures."""
         if error is not None and _is_cut(error):
-            await self._cut()
-            raise error
+            raise await self._cut(error)
         if (fatal := self._durable.fatal) is not None:
             if not _is_dead_of(fatal) and not isinstance(fatal, Interrupted):
                 await self._close("parent")
@@ -135,19 +134,17 @@ class Opened:
         self._durable.history.tell_what_came_before(partial(self._durable.quiet.begun.begins, self._call.key))
         try:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
-        except trio.Cancelled:
+        except trio.Cancelled as cancelled:
             # A deadline that struck while the job was suspended: its children, of an earlier attempt, live.
-            await self._cut()  # noqa: ASYNC102 -- shielded inside
-            raise
+            raise await self._cut(cancelled, error)  # noqa: ASYNC102, B904 -- shielded inside; `cancelled` is in it
         if line is not None:
             self._end_again(line, error)
             return
         self._durable.suspension.returning.comes_through()
         try:
             await self._settle(error)
-        except trio.Cancelled:
-            await self._cut()  # noqa: ASYNC102 -- shielded inside
-            raise
+        except trio.Cancelled as cancelled:
+            raise await self._cut(cancelled, error)  # noqa: ASYNC102, B904 -- shielded inside; `cancelled` is in it
         except (UsageError, ReplayMismatch):
             await self._close("parent")  # noqa: ASYNC120 -- the cancellation says more
             raise
@@ -259,12 +256,13 @@ class Opened:
                     )
                 )
 
-    async def _cut(self) -> None:
+    async def _cut(self, cancelled: BaseException, error: BaseException | None = None) -> BaseException:
         """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
-        waited for, unless the next attempt comes here again and adopts them."""
+        waited for, unless the next attempt comes here again and adopts them. Returns what to raise: as in a nursery of Trio's
+        also what the block has failed of. `error` is what the body has raised before."""
         running = self._durable.running
         if running.cancel_reason in _GO_ON or _is_dead_of(self._durable.fatal) or running.scope_nursery is None:
-            return
+            return cancelled
         self._durable.note_cancellation()  # before anything that tells of the block's end
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _TELL):
             await self.block.cancel("parent")
@@ -277,6 +275,10 @@ class Opened:
             async with shielded_from_scopes(self._durable, running.scope_nursery):
                 await self._close("parent")
         await self._durable.quiet.cut_blocks.leaves(self._call)
+        failures = [] if self.block.collect else self.block.failures
+        if not failures and error is None:
+            return cancelled
+        return BaseExceptionGroup(FAILED, [*failures, *([] if error is None else [error]), cancelled])
 
     async def __aenter__(self) -> DurableNursery:
         return self.enter()
