@@ -259,3 +259,55 @@ async def test_a_deadline_that_strikes_as_its_wait_is_being_written_comes_before
                 trees.again()
     assert trees.job(job_id)["error"] is None
     assert trees.job(job_id)["result"] == [["late", "answered"]] * 2
+
+
+@pytest.mark.parametrize("then", ["fails", "sleeps", "is lost"])
+@pytest.mark.parametrize("calls", [2, "a block"])
+@pytest.mark.parametrize(("shield", "which"), [("job.cleanup()", "move_on_after"), ("a scope", "fail_after")])
+async def test_one_that_passes_in_a_shield_cuts_short_the_same_call_again(
+    trees: Trees, shield: str, which: str, calls: object, then: str
+) -> None:
+    """A later step of the shield was taken for the clean-up: the call behind it had no number in the next attempt, whose code
+    was said to have changed."""
+    done: list[str] = []
+
+    async def act(what: str) -> None:
+        done.append(what)
+        if what == "book":
+            await trio.sleep(0.4)
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=5, suspend_after=0)
+    async def order(job: Job) -> str:
+        too_late = False
+        try:
+            with getattr(job, which)(0.2) as patience:
+                with job.cleanup() if shield == "job.cleanup()" else trio.CancelScope(shield=True):
+                    await job.step(act, "book")
+                    await job.step(act, "confirm")
+                    if calls == "a block":
+                        async with job.durable_nursery() as nursery:
+                            nursery.start_soon(child)
+                    if calls != 2:
+                        await job.step(act, "file")
+                await job.step(act, "advertise")
+        except trio.TooSlowError:
+            too_late = True
+        await job.step(act, "close")
+        if job.attempt == 1:
+            if then == "fails":
+                raise OSError("once")
+            if then == "is lost":
+                await trees.dies(job)
+        if then == "sleeps":
+            await job.sleep(0.1)
+        return f"cut short: {patience.cancelled_caught or too_late}"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(lease=3, heartbeat=0.1, log=False)
+    found = await trees.ended(job_id)
+    assert (found["error"], found["result"]) == (None if then == "sleeps" else found["error"], "cut short: True")
+    assert done == ["book", "confirm", *["file"] * (calls != 2), "close"]

@@ -376,7 +376,9 @@ class Cancelling:
         if (line := self.awaited) is not None and self._is_of_main(line):
             self._beyond = True
             self.comes_now()
-        return self._beyond and trio.current_effective_deadline() == -math.inf
+        # In a shield the handler is where it was then, and what comes after that call had a number.
+        self._beyond = self._beyond and trio.current_effective_deadline() == -math.inf
+        return self._beyond
 
     def _is_of_main(self, line: Line) -> bool:
         """Whether the main task, which begins a call, would not have begun that one."""
