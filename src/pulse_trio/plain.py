@@ -1,13 +1,52 @@
-"""Records as JSON's own types, for `--json` and the log."""
+"""Records and the values of users as JSON: everything that shows them reads and writes them here.
+
+A value is written by anyone who may enqueue. One that Python cannot read, or write again, must not make a list or a page
+unreadable for all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import sys
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+UNREADABLE = "$unreadable"
+"""The name under which the beginning of a value stands that cannot be read. The views of the schema use it, too."""
+_CALLS = 10_000
+"""Python's calls in each other while JSON is written: each level of a value takes several."""
+
+
+def json_value(text: str) -> Any:
+    """Decodes JSON. A number that is none of Python's (more digits than it reads, above every float) is a `Decimal`. If Python
+    cannot read the text at all (too many levels), returns its beginning, as the view does if jsonb cannot hold it."""
+    try:
+        return json.loads(text, parse_float=_float)
+    except (ValueError, ArithmeticError, RecursionError):
+        pass
+    try:
+        # An integer with more digits than Python reads.
+        return json.loads(text, parse_int=Decimal, parse_float=_float)
+    except (ValueError, ArithmeticError, RecursionError):
+        return {UNREADABLE: text[:1000]}
+
+
+def to_json(value: object, *, indent: int | None = None, ascii_only: bool = True) -> str:
+    """One JSON document: records as objects, times as ISO 8601 in UTC. A number that Python or JSON cannot write is text, as
+    few programs could read it."""
+    before = sys.getrecursionlimit()
+    # A result that the schema's owner wrote is as deep as Python reads.
+    sys.setrecursionlimit(max(before, _CALLS))
+    try:
+        return json.dumps(plain(value), indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=str)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def plain(value: object) -> object:
@@ -24,7 +63,14 @@ def plain(value: object) -> object:
         return {str(key): plain(item) for key, item in cast("dict[Any, object]", value).items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in cast("Sequence[object]", value)]
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
     return value
+
+
+def _float(text: str) -> float | Decimal:
+    value = float(text)
+    return value if math.isfinite(value) else Decimal(text)
 
 
 def _field(field: dataclasses.Field[Any], value: object) -> object:

@@ -24,9 +24,10 @@ from pulse_trio.cli.database import choose_database
 from pulse_trio.cli.enqueue import parse_arguments
 from pulse_trio.cli.faults import describe, our_error
 from pulse_trio.cli.fleet import environment_of
-from pulse_trio.cli.output import plain, print_json, print_table
+from pulse_trio.cli.output import print_json, print_table
 from pulse_trio.cli.reference import outdated, reference
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable, InvalidArguments, SchemaError, UnknownJob
+from pulse_trio.plain import plain
 from pulse_trio.settings import WorkerSettings, environment_settings
 from pulse_trio.states import State
 from pulse_trio.text import ago, duration, headline, one_line, shown

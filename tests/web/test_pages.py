@@ -222,6 +222,40 @@ async def test_what_a_durable_job_has_recorded_is_shown_to_those_who_may_read_pa
     assert page.text.count("event not received refunded") == 1
 
 
+async def test_no_value_keeps_a_page_or_its_twin_from_being_shown(dsn: str, window: Window) -> None:
+    """The twin of a job that had received 1e400 was a 500. What cannot be read is shown as text, and not to those for whom
+    fields are redacted: one of these may be in it."""
+    job_id = window.enqueue("mail")
+    window.run("SELECT FROM make_durable(%s)", job_id)
+    lines = "INSERT INTO history (job_id, line, kind, key, name, value, attempt) VALUES (%s, %s, %s, %s, %s, %s::text::json, 1)"
+    values = ["1e400", "9" * 1900, '"\\ud83d"', "[" * 990 + "]" * 990, "1e" + "9" * 40]
+    for number, value in enumerate(values):
+        window.run(lines, job_id, number + 1, Kind.EVENT, f"{number + 1}:event", "paid", value)
+    window.run(lines, job_id, 9, Kind.BLOCK_FAILED, "9:block", "", '{"failed": 7}')
+    window.run(lines, job_id, 10, Kind.CANCELLED, "10:cancelled", "", '{"reason": 7}')
+    huge = window.value("SELECT enqueue('mail', %s::text::jsonb)", '{"n": 1' + "0" * 400 + ".5}")
+    window.value("SELECT enqueue('mail', %s::text::jsonb)", '{"n": ' + "9" * 4301 + "}")
+
+    async def user(_: object) -> User:
+        return User("ada", may_read_payloads=True, redact=("card",))
+
+    async with open_site(dsn, authenticate=user) as site:
+        for path in (
+            f"/jobs/{job_id}",
+            f"/api/jobs/{job_id}",
+            f"/jobs/{huge}",
+            f"/api/jobs/{huge}",
+            "/jobs",
+            "/api/jobs",
+        ):
+            answer = await site.get(path)
+            assert answer.status_code == 200, path
+            assert "Infinity" not in answer.text
+        told = [one["payload"] for one in (await site.get(f"/api/jobs/{job_id}")).json()["recorded"]]
+    assert told[0] == "1E+400"
+    assert told[4] == {"$unreadable": HIDDEN}
+
+
 async def test_every_address_of_a_page_is_under_the_prefix(dsn: str) -> None:
     async with open_site(dsn, prefix="/ops/pulse") as site:
         page = await site.get("/jobs")

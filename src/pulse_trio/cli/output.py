@@ -6,14 +6,13 @@ none.
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..plain import plain
+from ..plain import to_json
 from ..text import shown
 
 if TYPE_CHECKING:
@@ -37,20 +36,9 @@ def complain(message: str) -> None:
         click.echo(f"pulse-trio: {message}", err=True)
 
 
-_CALLS = 10_000
-"""Python's calls in each other while JSON is written: each level of a value takes several."""
-
-
 def print_json(value: object) -> None:
-    """One JSON document: records as objects, times as ISO 8601 in UTC. ASCII only, so that a terminal can show it."""
-    before = sys.getrecursionlimit()
-    # A result that the schema's owner wrote is as deep as Python reads.
-    sys.setrecursionlimit(max(before, _CALLS))
-    try:
-        text = json.dumps(plain(value), indent=2)
-    finally:
-        sys.setrecursionlimit(before)
-    click.echo(text)
+    """One JSON document. ASCII only, so that a terminal can show it."""
+    click.echo(to_json(value, indent=2))
 
 
 def print_table(

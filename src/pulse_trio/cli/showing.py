@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from ..doctor import crashes_of
 from ..errors import UsageError
 from ..lines import Kind
-from ..plain import plain
+from ..plain import json_value, plain, to_json
 from ..states import FINISHED, State
 from ..store import family, operations, why
 from ..store.life import due_of
@@ -66,13 +65,13 @@ def whole(records: Sequence[HistoryLine | SentEvent]) -> list[dict[str, Any]]:
             one["kind"] = Kind(one["kind"]).name.lower()
         for name in ("value", "payload"):
             if one.get(name) is not None:
-                one[name] = json.loads(one[name])
+                one[name] = json_value(one[name])
     return fields
 
 
 def compact(value: object) -> str:
     """JSON on one line."""
-    return json.dumps(value, ensure_ascii=False)
+    return to_json(value, ascii_only=False)
 
 
 def fields_of(job: JobRecord) -> dict[str, object]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InvalidArguments
+from ..plain import json_value
 from ..states import storable
 from .arrays import numbers
 from .filtering import moment
@@ -66,7 +66,7 @@ def audit(
 
 def _record(row: Row) -> AuditRecord:
     *fields, details = row
-    return AuditRecord(*fields, details=None if details is None else json.loads(details))
+    return AuditRecord(*fields, details=None if details is None else json_value(details))
 
 
 def check_actor(actor: object) -> str | None:

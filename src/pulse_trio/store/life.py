@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lines import Kind
+from ..plain import UNREADABLE, json_value
 from ..records import FAR, SESSION
 from ..states import State
 from ..text import count_of, duration
@@ -126,10 +126,12 @@ def _said(kind: Kind, line: HistoryLine) -> str | None:
         case Kind.STEP_FAILED if (text := _decoded(line.value)) is not None:
             return _short(str(text))
         case Kind.BLOCK_FAILED if isinstance(value := _decoded(line.value), dict):
-            failed: list[int] = cast("dict[str, Any]", value).get("failed", [])
+            failed: object = cast("dict[str, Any]", value).get("failed")
+            failed = cast("list[object]", failed) if isinstance(failed, list) else []
             return f"job{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}" if failed else "the body raised"
         case Kind.CANCELLED if isinstance(value := _decoded(line.value), dict):
-            return cast("dict[str, Any]", value).get("reason")
+            reason: object = cast("dict[str, Any]", value).get("reason")
+            return None if reason is None else str(reason)
         case _:
             return line.name
 
@@ -144,11 +146,9 @@ def _short(text: str) -> str:
 
 
 def _decoded(value: str | None) -> object:
-    """The value of a line; None if it was cut, or not asked for."""
-    try:
-        return None if value is None else json.loads(value)
-    except ValueError:
-        return None
+    """The value of a line; None if it was cut, cannot be read, or was not asked for."""
+    decoded: Any = None if value is None else json_value(value)
+    return None if isinstance(decoded, dict) and UNREADABLE in decoded else cast("object", decoded)
 
 
 def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:

@@ -9,16 +9,15 @@ The operations here are about one job and about workers; each other subject has 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
 
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
+from ..plain import json_value
 from ..postgres import OwnAsyncCursor, OwnCursor
 from ..records import SESSION, JobRecord, State
 from ..sql import statement
@@ -234,20 +233,6 @@ def record_of(row: Row) -> JobRecord:
     if len(fields) > _META and fields[_META] is not None:
         fields[_META] = json_value(fields[_META])
     return JobRecord(*fields)
-
-
-def json_value(text: str) -> Any:
-    """Decodes JSON. If Python cannot read it (too many levels), returns its beginning, as the view does if jsonb cannot hold
-    it: one job must not make a whole list unreadable."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        # An integer with more digits than Python reads.
-        return json.loads(text, parse_int=Decimal)
-    except (ValueError, ArithmeticError, RecursionError):
-        return {"$unreadable": text[:1000]}
 
 
 # Drivers

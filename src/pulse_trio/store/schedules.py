@@ -20,13 +20,14 @@ from psycopg.rows import tuple_row
 from ..errors import DatabaseError, UnknownSchedule, UsageError
 from ..handlers import Schedule, check_name
 from ..jobs import JobRequest
+from ..plain import json_value
 from ..sql import statement
 from ..states import storable
 from ..timing import CatchUp, Timing, due
 from .arrays import numbers, texts
 from .held_up import is_held_up, waiting_briefly
 from .new_jobs import Enqueued, enqueue_many
-from .operations import Operation, Query, Row, json_value, run
+from .operations import Operation, Query, Row, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

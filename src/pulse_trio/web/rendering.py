@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from starlette.responses import HTMLResponse, Response
 
-from ..plain import plain
+from ..plain import to_json
 from ..store import watching
 from ..store.branches import standing
 from ..store.life import due_of, moment_of
@@ -48,7 +47,7 @@ def _static(context: Context, name: str) -> str:
 def payload(context: Context, value: object) -> str:
     """Arguments or a result as this user may see them, as text."""
     seen = redacted(value, context["user"])
-    return seen if seen is HIDDEN else shown(json.dumps(plain(seen), indent=2, ensure_ascii=False, default=str))
+    return seen if seen is HIDDEN else shown(to_json(seen, indent=2, ascii_only=False))
 
 
 def _environment() -> Any:
@@ -103,8 +102,7 @@ def page(request: Request, template: str, data: object = None, /, *, status: int
 def twin(request: Request, data: object, *, status: int = 200) -> Response:
     """The JSON twin of a page, with payloads as the user may see them. Session ids are text: they are greater than
     JavaScript's numbers."""
-    seen = plain(without_payloads(data, request.state.user))
-    text = json.dumps(seen, ensure_ascii=True, allow_nan=False, default=str)
+    text = to_json(without_payloads(data, request.state.user))
     return Response(text, status, media_type="application/json")
 
 

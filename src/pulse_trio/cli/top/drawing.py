@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from ...plain import to_json
 from ...store.life import moment_of
 from ...text import ago, duration, headline, local_time, shown
 from ..timeline import STYLES
@@ -141,7 +141,7 @@ def _jobs(model: Model, frame: Frame, room: int, columns: int) -> RenderableType
             "attempt": f"{job.attempt}/{job.max_attempts}",
             "when": ago(moment_of(job), frame.at),
             "progress": "" if job.progress is None else f"{job.progress:.0%}",
-            "error or arguments": headline(job.error) or json.dumps(job.args, ensure_ascii=False)[:200],
+            "error or arguments": headline(job.error) or to_json(job.args, ascii_only=False)[:200],
         }
         for job in model.jobs or ()
     ]

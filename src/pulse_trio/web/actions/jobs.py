@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,6 +10,7 @@ import msgspec
 
 from ...errors import InvalidArguments, UnknownJob
 from ...jobs import JobRequest
+from ...plain import json_value
 from ...store import cancelling, history, new_jobs, operations, stacks
 from ...store.audit import by_hand
 from ...store.operations import Query, missing
@@ -129,17 +129,15 @@ def again(job_id: int) -> Operation[new_jobs.Enqueued]:
 def _is_bound(args: str) -> bool:
     if "$codec" not in args:
         return False
-    try:
-        found: Any = json.loads(args)
-    except (ValueError, RecursionError):
-        return False
+    found: Any = json_value(args)
     return isinstance(found, dict) and "$codec" in found and bool(cast("dict[str, Any]", found).get("bound", True))
 
 
 def _kept(options: str | None) -> str | None:
     if options is None:
         return None
-    given: dict[str, Any] = json.loads(options)
+    found: Any = json_value(options)
+    given = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     kept = {name: given[name] for name in _KEPT if name in given}
     # As enqueuing writes it: the database finds tags in its text.
     return msgspec.json.encode(kept).decode() if kept else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import UsageError
 from ...lines import Kind
+from ...plain import json_value
 from ...states import FINISHED, TRANSITIONS, Event, State
 from ...store import cancelling, family, health, life, operations, why
 from ...store.branches import Branch, branches
@@ -162,10 +162,7 @@ def _value(text: str | None) -> Any:
     # What is cut is not shown: the values of fields that `redact` names could not be found in it.
     if len(text) >= LONGEST:
         return TOO_LONG
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return TOO_LONG
+    return json_value(text)
 
 
 async def _allowed(database: Database, operation: Operation[T], otherwise: T) -> T:

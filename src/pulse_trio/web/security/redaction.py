@@ -12,6 +12,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from ...plain import UNREADABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,7 +44,7 @@ def _shown(value: Any, named: re.Pattern[str], depth: int) -> Any:
         return HIDDEN
     if isinstance(value, dict):
         return {
-            name: HIDDEN if named.match(str(name).lower()) else _shown(its, named, depth + 1)
+            name: HIDDEN if name == UNREADABLE or named.match(str(name).lower()) else _shown(its, named, depth + 1)
             for name, its in cast("dict[Any, Any]", value).items()
         }
     if isinstance(value, (list, tuple)):
