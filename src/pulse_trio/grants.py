@@ -107,6 +107,7 @@ HELPERS = (
     "json_number",
     "meta_of",
     "moment",
+    "numbers_fit",
     "option_number",
     "option_text",
     "rate_text",

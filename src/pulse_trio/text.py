@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -26,8 +27,8 @@ def headline(text: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.12 s`, `3.4 s`, `2 min 5 s`, `3 h 4 min`, `12 d 5 h`."""
-    if seconds < 60:
+    """`0.12 s`, `3.4 s`, `2 min 5 s`, `3 h 4 min`, `12 d 5 h`; `inf s` for what lies at no moment."""
+    if seconds < 60 or not math.isfinite(seconds):
         return f"{seconds:.3g} s"
     minutes, rest = divmod(int(seconds), 60)
     if minutes < 60:

@@ -541,11 +541,23 @@ def test_it_names_who_has_locked_a_table(table: str, dsn: str, monkeypatch: pyte
     assert "because it took too long" in found.what
 
 
+def refusal() -> UsageError:
+    error = UsageError("no")
+    error.__cause__ = psycopg.errors.InsufficientPrivilege()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "do"),
-    [(UsageError("no"), "more rights"), (TookTooLong("slow"), "are large"), (DatabaseUnavailable("away"), "again.")],
+    [
+        (refusal(), "more rights"),
+        (UsageError("timestamp too large"), "whatever rights the role has"),
+        (TookTooLong("slow"), "are large"),
+        (DatabaseUnavailable("away"), "again."),
+    ],
 )
 def test_an_examination_that_fails_says_what_to_do(error: PulseTrioError, do: str) -> None:
+    """The owner of the schema was told to run it again as a role with more rights."""
     assert do in (judge_failure(error, str(error), []).do or "")
 
 

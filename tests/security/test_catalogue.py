@@ -78,6 +78,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function greatest_id": {},
     "function ids_behind": called_by("worker", "operator"),
     "function is_readable": PUBLIC,
+    "function numbers_fit": PUBLIC,
     "function json_number": PUBLIC,
     "function keep_retention": {},
     "function key_holder": {},

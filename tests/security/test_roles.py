@@ -313,6 +313,7 @@ PUBLIC = {
     "rate_text": "pure, and whoever reads the view queues needs it",
     "readable": "pure, and whoever reads the views jobs and schedules needs it",
     "is_readable": "what readable calls",
+    "numbers_fit": "what is_readable calls",
     "has_tags": "pure, and whoever reads the view jobs, or archives a job, needs it",
     "has_meta": "pure, and whoever reads the view jobs needs it",
     "tags_of": "pure, and whoever reads the view jobs, or archives a job with tags, needs it",

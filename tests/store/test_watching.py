@@ -191,3 +191,18 @@ def test_where_more_died_than_are_counted_no_queue_says_that_fewer_did(
             assert {q.name: (q.dead, q.record.dead_at_least) for q in found.queues} == told
             assert found.dead_capped == (most == 10)
             assert not any(q.record.at_least for q in found.queues)
+
+
+def test_one_batch_of_many_jobs_costs_the_page_of_all_no_more_than_its_bound(window: Window) -> None:
+    """Two million members that a waiter had given a batch kept the page of all batches from answering: what became of them was
+    counted before the statement asked whether there were too many, and for each other batch the whole table was read."""
+    window.run("INSERT INTO batch (name) SELECT 'b' || n FROM generate_series(1, 30) n")
+    window.run("INSERT INTO batch_job (batch_id, job_id) SELECT 7, n FROM generate_series(1, 150000) n")
+    window.run("INSERT INTO batch_job (batch_id, job_id) SELECT n, 5 FROM generate_series(8, 20) n")
+    window.run("VACUUM ANALYZE batch_job")
+    window.run("ANALYZE batch")
+    asked = {"limit": 51, "before": 2**62, "few": watching.FEW_MEMBERS, "most": watching.MOST_MEMBERS}
+    assert window.pages(statement("batches", "pulse"), asked) < 3000
+    found = {batch.id: batch for batch in window.do(watching.batches(limit=51))}
+    assert (found[7].total, found[7].removed, found[7].completed) == (watching.MOST_MEMBERS, None, None)
+    assert (found[8].total, found[8].removed, found[1].total) == (1, 1, 0)

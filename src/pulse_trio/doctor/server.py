@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import TookTooLong, UsageError
 from ..postgres.dsn import insecure
+from ..store.operations import is_refusal
 from ..text import count_of, duration
 from .findings import Finding
 
@@ -39,8 +40,10 @@ def judge_failure(error: PulseTrioError, said: str, lockers: Sequence[str]) -> F
         do = f"{' '.join(lockers)} Wait for that, or end it as said."
     elif isinstance(error, TookTooLong):
         do = "The tables are large, or the server is busy (pg_stat_activity shows with what): run it again."
-    elif isinstance(error, UsageError):
+    elif isinstance(error, UsageError) and is_refusal(error):
         do = "Run it again as a role with more rights (pulse-trio grants)."
+    elif isinstance(error, UsageError):
+        do = "A row or a setting that this version does not expect is in the way, whatever rights the role has: report it."
     else:
         do = "Run it again."
     return Finding("error", "looking", said, do)

@@ -29,6 +29,15 @@ _decode = msgspec.json.Decoder().decode
 _OFFSET = re.compile(rb':\d\d(?:\.\d+)?[+-]\d\d:\d\d"')
 """The end of a time that is not UTC's. It begins with a character that `re` skips to: the search takes 0.3 µs in 80 bytes, and
 0.1 ms in 60 kB; beginning with the sign, 0.6 ms."""
+_LONGEST_NUMBER = 10_000
+_TOO_FINE = re.compile(rf"[eE]-[0-9]{{5}}|\.[0-9]{{{_LONGEST_NUMBER}}}")
+_SMALL = 4096
+"""Characters of JSON whose numbers cannot take a whole MiB, however PostgreSQL writes them."""
+_MOST_WRITTEN_OUT = 2 * 1024**2
+_WITH_EXPONENT = re.compile(r"e[+-]?[0-9]{2}"), re.compile(r"E[+-]?[0-9]{2}")
+"""Each begins with one character, to which `re` skips."""
+_EXPONENTS = re.compile(r"[0-9][eE][+-]?([0-9]{2,})")
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _JSON_CLASSES = (dict, list, tuple, set, frozenset)
 """Subclasses of these are encoded like them."""
 _ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
@@ -56,6 +65,42 @@ def refuse_losses(value: object, encoded: bytes, what: str) -> None:
     if (encoded.rfind(b"{") > 0 or _has_other_keys(value)) and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
         json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
+
+
+def refuse_numbers(text: str, what: str) -> None:
+    """Raises `InvalidArguments` for numbers that jsonb cannot hold, or that take too much where it writes them out.
+
+    Python reads fractions of any length; jsonb's have at most 16,383 digits. Only a `msgspec.Raw` has more than 17.
+    """
+    if (len(text) > _LONGEST_NUMBER or "e-" in text or "E-" in text) and _TOO_FINE.search(text):
+        _refuse_fine(text, what)
+    if len(text) > _SMALL and any(one.search(text) for one in _WITH_EXPONENT) and _is_too_long(text):
+        raise InvalidArguments(
+            f"{what} {verb(what, 'hold')} numbers such as 1e300, which PostgreSQL's JSON writes out: they would take more "
+            f"than {_MOST_WRITTEN_OUT // 1024**2} MiB there. Give them as text, or store a reference."
+        )
+
+
+def _refuse_fine(text: str, what: str) -> None:
+    def check(number: str) -> float:
+        if _TOO_FINE.search(number):
+            raise InvalidArguments(
+                f"{what} {verb(what, 'hold')} a number with more digits than PostgreSQL's JSON can hold."
+            )
+        return 0.0
+
+    # Integers are not looked at: Python reads none of more than 4,300 digits.
+    json.loads(text, parse_float=check, parse_int=str)
+
+
+def _is_too_long(text: str) -> bool:
+    # Texts in it may look like numbers. The function `numbers_fit` of the schema counts the same.
+    return _written_out(text) > _MOST_WRITTEN_OUT and _written_out(_STRINGS.sub("", text)) > _MOST_WRITTEN_OUT
+
+
+def _written_out(text: str) -> int:
+    """The digits that the exponents in a text stand for."""
+    return sum(int(digits) if len(digits) <= 6 else 9_999_999 for digits in _EXPONENTS.findall(text))
 
 
 def refuse_hidden(value: object, what: str) -> None:

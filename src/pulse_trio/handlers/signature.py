@@ -8,7 +8,6 @@ already enqueued.
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import NoneType, UnionType
@@ -23,7 +22,7 @@ from ..jobs import Job
 from .differences import difference
 from .models import from_builtins, to_builtins
 from .options import OPTION_NAMES
-from .payloads import has_models, has_times, hidden_in, may_lose, refuse_hidden, refuse_losses, verb
+from .payloads import has_models, has_times, hidden_in, may_lose, refuse_hidden, refuse_losses, refuse_numbers, verb
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
@@ -42,8 +41,6 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _PROBED = 64 * 1024
 """Arguments of more characters are decoded only where there is memory for them."""
-_LONGEST_NUMBER = 10_000
-_TOO_FINE = re.compile(rf"[eE]-[0-9]{{5}}|\.[0-9]{{{_LONGEST_NUMBER}}}")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 _QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z", re.DOTALL)
@@ -310,8 +307,7 @@ def check_json(encoded: bytes, what: str) -> str:
         raise InvalidArguments(f"{what} {verb(what, 'are')} not JSON that PostgreSQL can show: {error}.") from None
     if "\\u0000" in text and _NUL.search(text):
         raise InvalidArguments(f"{what} {verb(what, 'hold')} a NUL character, which PostgreSQL's JSON cannot hold.")
-    if (len(text) > _LONGEST_NUMBER or "e-" in text or "E-" in text) and _TOO_FINE.search(text):
-        _check_numbers(text, what)
+    refuse_numbers(text, what)
     return text
 
 
@@ -350,19 +346,6 @@ def _is_deeper(encoded: bytes, most: int) -> bool:
         if not brackets:
             return False
     return True
-
-
-def _check_numbers(text: str, what: str) -> None:
-    """Python reads fractions of any length; jsonb's have at most 16,383 digits. Only a `msgspec.Raw` has more than 17."""
-
-    def check(number: str) -> float:
-        if _TOO_FINE.search(number):
-            raise InvalidArguments(
-                f"{what} {verb(what, 'hold')} a number with more digits than PostgreSQL's JSON can hold."
-            )
-        return 0.0
-
-    json.loads(text, parse_float=check)
 
 
 def _constant(value: Any) -> Callable[[], Any]:

@@ -3,17 +3,31 @@
 A connection may be the user's: it has their row factory, loaders and dumpers, and the program may have changed psycopg's
 global ones (a JSON library, dates of another class). pulse-trio's statements and rows depend on none of these. Rows in binary
 (`execute(..., binary=True)`) do not depend on DateStyle, IntervalStyle or extra_float_digits either.
+
+A moment that Python cannot hold ("infinity", the year 10000) is read as the nearest one that it can, as the function `moment`
+of the schema has it: one row must not make a list unreadable.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import dbapi20, postgres
-from psycopg.adapt import AdaptersMap
+from psycopg.adapt import AdaptersMap, Loader
+from psycopg.pq import Format
 from psycopg.rows import tuple_row
 from psycopg.types import array
+from psycopg.types.datetime import TimestamptzBinaryLoader, TimestamptzLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psycopg.abc import AdaptContext, Buffer
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 def _defaults() -> AdaptersMap:
@@ -30,6 +44,49 @@ DEFAULTS = _defaults()
 """psycopg's adapters as it ships them. Also a `context` to connect with."""
 
 
+class _Moment(Loader):
+    """Reads a timestamptz in binary: microseconds from the year 2000 on."""
+
+    format = Format.BINARY
+    _first, _last = ((moment - _EPOCH).total_seconds() * 1e6 for moment in (FIRST, LAST))
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._possible: Callable[[Buffer], datetime] = TimestamptzBinaryLoader(oid, context).load
+
+    def load(self, data: Buffer) -> datetime:
+        since = int.from_bytes(data, signed=True)
+        if self._first <= since <= self._last:
+            return self._possible(data)
+        return FIRST if since < 0 else LAST
+
+
+class _MomentInText(Loader):
+    """Reads a timestamptz in text."""
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._possible: Callable[[Buffer], datetime] = TimestamptzLoader(oid, context).load
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return min(max(self._possible(data), FIRST), LAST)
+        except (psycopg.DataError, OverflowError):
+            text = bytes(data)
+            return FIRST if text.startswith(b"-") or text.endswith(b"BC") else LAST
+
+
+def _reading() -> AdaptersMap:
+    adapters = AdaptersMap(DEFAULTS)
+    for loader in (_Moment, _MomentInText):
+        adapters.register_loader("timestamptz", loader)
+    return adapters
+
+
+_READING = _reading()
+"""What the cursors here read with. Connections do not: a handler's own statements are read as psycopg reads them."""
+
+
 class OwnAsyncCursor(psycopg.AsyncCursor[tuple[Any, ...]]):
     """Rows are tuples; see above."""
 
@@ -38,7 +95,7 @@ class OwnAsyncCursor(psycopg.AsyncCursor[tuple[Any, ...]]):
 
     @property
     def adapters(self) -> AdaptersMap:
-        return DEFAULTS
+        return _READING
 
 
 class OwnCursor(psycopg.Cursor[tuple[Any, ...]]):
@@ -49,4 +106,4 @@ class OwnCursor(psycopg.Cursor[tuple[Any, ...]]):
 
     @property
     def adapters(self) -> AdaptersMap:
-        return DEFAULTS
+        return _READING

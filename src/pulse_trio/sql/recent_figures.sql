@@ -49,8 +49,8 @@ WITH RECURSIVE clock AS MATERIALIZED (
   WHERE d.finished_at >= (SELECT since FROM clock)
 ), told AS (
   SELECT floor(extract(epoch FROM c.now - s.finished_at) / 60)::int AS minute, s.state,
-         CASE WHEN s.attempt > 0 THEN greatest(0, extract(epoch FROM s.started_at - s.run_at))::float8 END AS waited,
-         CASE WHEN s.attempt > 0 THEN greatest(0, extract(epoch FROM s.finished_at - s.started_at))::float8 END AS ran
+         CASE WHEN s.attempt > 0 THEN greatest(0, extract(epoch FROM :"schema".moment(s.started_at) - :"schema".moment(s.run_at)))::float8 END AS waited,
+         CASE WHEN s.attempt > 0 THEN greatest(0, extract(epoch FROM s.finished_at - :"schema".moment(s.started_at)))::float8 END AS ran
   FROM sampled s CROSS JOIN clock c WHERE s.state IN (:state.completed, :state.dead)
 )
 SELECT * FROM (
