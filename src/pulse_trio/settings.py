@@ -38,6 +38,7 @@ _OF_ONE_RUN = frozenset({"burst", "verbose", "json", "reload"})
 """Flags of `pulse-trio run` that are not settings: in a project's file they would apply to every run."""
 MOST_AT_ONCE = 1_000_000
 """Jobs of one process, far above what one can hold: a claim's limit is a PostgreSQL integer."""
+_NO_TEXT = frozenset({"\0", *map(chr, range(0xD800, 0xE000))})
 _FOREVER = 1000 * 360 * 86400  # PostgreSQL compares intervals by months of 30 days
 """Seconds. A duration that becomes a PostgreSQL interval must fit a timestamp; this bound also refuses NaN and infinity."""
 
@@ -178,9 +179,8 @@ class WorkerSettings:
         self._require("quarantine_slots", self.quarantine_slots >= 1, "must be at least 1")
         half = self.lease / 2 * _ROUNDED
         self._require("heartbeat", self.heartbeat <= half, f"must be at most half of the lease ({self.lease:g} s)")
-        self._require(
-            "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
-        )
+        size = len(self.schema.encode(errors="replace"))
+        self._require("schema", 1 <= size <= 63 and not _NO_TEXT & set(self.schema), "must have 1 to 63 bytes of UTF-8")
         self._require("schema", not self.schema.startswith("pg_"), "must not begin with pg_, which PostgreSQL keeps")
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
         if self.http:

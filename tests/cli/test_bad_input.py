@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .conftest import Command
 
+LONG = "9" * 5000
 NOWHERE = "host=127.0.0.1 port=1 user=somebody password=secret"
 
 
@@ -66,7 +67,17 @@ def assert_says(running: Running, what: str) -> None:
         (["run2"], r"No such command 'run2'"),
         (["jobs", "list", "--dsn", "mysql://u:secret@h/d"], r"is for mysql, and pulse-trio needs PostgreSQL"),
         (["jobs", "list", "--dsn", "nonsense password=secret"], r"cannot be read"),
+        (["jobs", "list", "--dsn", "host=x password=secret\udcff"], r"cannot be read: it has bytes that are not UTF-8"),
+        (["jobs", "list", "--dsn", "postgresql://a:secret%ff@h/d"], r"cannot be read: it has bytes that are not UTF-8"),
+        (["jobs", "list", "--schema", "p\udcff"], r"'schema' must have 1 to 63 bytes of UTF-8"),
+        (["enqueue", "greet", f'{{"n": {LONG}}}'], r"has more digits than Python takes"),
+        (["enqueue", "greet", "--meta", f'{{"n": {LONG}}}'], r"has more digits than Python takes"),
+        (["jobs", "send-event", "1", "e", LONG], r"has more digits than Python takes"),
+        (["jobs", "complete", "1", "--force", "--result", LONG], r"has more digits than Python takes"),
+        (["jobs", "complete", "1", "--force", "--result", "[" * 50_000], r"nested too deeply"),
+        (["jobs", "complete", "1", "--force", "--result", "NaN"], r"JSON, which has no NaN"),
     ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 async def test_wrong_usage_exits_2_before_a_database_is_asked(
     processes: Processes, arguments: list[str], what: str
@@ -78,6 +89,33 @@ async def test_wrong_usage_exits_2_before_a_database_is_asked(
     (processes.folder / "badly_named.py").write_text(f"{registry}@handlers.job(queue='a b')\nasync def a(): ...\n")
     (processes.folder / "needy.py").write_text("import no_such_library\n")
     running = await processes.command(*arguments, env={"PULSE_TRIO_DSN": NOWHERE})
+    assert await running.ended() == 2, running.report()
+    assert_says(running, what)
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("arguments", [["run", "app"], ["jobs", "list"], ["migrate"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("variable", "value", "what"),
+    [
+        ("PULSE_TRIO_SCHEMA", "p\udcff", r"'schema' must have 1 to 63 bytes of UTF-8"),
+        (
+            "PULSE_TRIO_DSN",
+            "postgresql://a:secret\udcff@127.0.0.1:1/x",
+            r"from PULSE_TRIO_DSN cannot be read: .*not UTF-8",
+        ),
+        (
+            "PULSE_TRIO_DSN",
+            "host=127.0.0.1 port=1 password=secret\udcff",
+            r"from PULSE_TRIO_DSN cannot be read: .*not UTF-8",
+        ),
+    ],
+)
+async def test_bytes_in_the_environment_that_are_not_utf8_are_wrong_usage(
+    processes: Processes, arguments: list[str], variable: str, value: str, what: str
+) -> None:
+    """It was "a bug in pulse-trio", with a traceback."""
+    running = await processes.command(*arguments, env={"PULSE_TRIO_DSN": NOWHERE, variable: value})
     assert await running.ended() == 2, running.report()
     assert_says(running, what)
 

@@ -42,7 +42,7 @@ async def test_a_wedged_job_is_released_by_force_and_runs_again(wedged: tuple[st
 async def test_a_wedged_job_is_completed_by_force_with_a_result(wedged: tuple[str, Running], command: Command) -> None:
     job_id, worker = wedged
     assert "--force" in (await command("jobs", "complete", job_id, code=2)).stderr
-    assert "is not JSON" in (await command("jobs", "complete", job_id, "--force", "--result", "{", code=2)).stderr
+    assert "is not valid JSON" in (await command("jobs", "complete", job_id, "--force", "--result", "{", code=2)).stderr
     done = await command("jobs", "complete", job_id, "4711", "--force", "--result", '{"by": "hand"}', "--json", code=2)
     answer = json.loads(done.stdout)
     assert (answer["completed"], list(answer["refused"])) == ([int(job_id)], ["4711"])

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 import trio
-from psycopg.conninfo import conninfo_to_dict
 
 from ..client import SyncClient
 from ..embedded import embedded_server, open_embedded
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from ..migrate import check_sync, migrate_sync
 from ..postgres import PINNED, connect_sync, reconnect_delay
-from ..postgres.dsn import redact, shown_dsn
+from ..postgres.dsn import parameters_of, redact, shown_dsn
 from ..settings import file_dsn, load_settings
 from .options import chosen_actor
 from .output import notice
@@ -78,7 +77,7 @@ def _check(dsn: str, source: str) -> None:
     if scheme and scheme[1] not in ("postgresql", "postgres"):
         raise ConfigurationError(_wrong_scheme(scheme[1], source))
     try:
-        conninfo_to_dict(dsn)
+        parameters_of(dsn)
     except psycopg.ProgrammingError as error:
         reason = redact(str(error), dsn).strip()
         raise ConfigurationError(

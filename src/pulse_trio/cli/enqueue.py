@@ -106,6 +106,10 @@ def parse_json(text: str, what_is: str) -> Any:
             f"{what_is} not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
             f"here: {_around(text, error.pos)}"
         ) from None
+    except ValueError:
+        raise InvalidArguments(
+            f"{what_is} not read: a whole number in JSON has more digits than Python takes."
+        ) from None
     except RecursionError:
         raise InvalidArguments(f"{what_is} nested too deeply.") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ from ..client.cancelling import requester
 from ..errors import UsageError
 from ..store import history
 from .database import open_store
+from .enqueue import parse_json
 from .jobs import JOB_ID
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
@@ -59,10 +59,7 @@ def complete_jobs(
         raise UsageError(
             "The handlers of these jobs are running, and whatever they still do would be lost: give --force."
         )
-    try:
-        value = json.loads(result)
-    except ValueError as error:
-        raise UsageError(f"--result is not JSON: {error}") from None
+    value = parse_json(result, "--result is")
     with open_store(dsn, schema) as client:
         done = client.run(history.complete_batch(list(dict.fromkeys(job_ids)), value, by=requester()))
     return _report("completed", done, as_json=as_json)

@@ -33,6 +33,15 @@ _FIRST_TO_LAST = re.compile(r'"(.*)"', re.DOTALL)
 _IN_PAIRS = re.compile(rf"(\b(?:{'|'.join(_PASSWORD_PARAMETERS)})\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&']+)", re.IGNORECASE)
 
 
+def parameters_of(dsn: str) -> dict[str, Any]:
+    """The parameters that libpq reads in a DSN. Raises `psycopg.ProgrammingError`."""
+    try:
+        return conninfo_to_dict(dsn)
+    except UnicodeError:
+        # Its text would be shown with the password in it.
+        raise e.ProgrammingError("it has bytes that are not UTF-8") from None
+
+
 def with_liveliness(dsn: str, **defaults: str) -> str:
     """Add the parameters that detect a dead peer (keepalives, `tcp_user_timeout`, `connect_timeout`), unless the DSN sets
     them.
@@ -45,7 +54,7 @@ def with_liveliness(dsn: str, **defaults: str) -> str:
         psycopg.ProgrammingError: not a connection string; the message shows no password.
     """
     try:
-        given = conninfo_to_dict(dsn)
+        given = parameters_of(dsn)
     except e.ProgrammingError as ex:
         raise e.ProgrammingError(redact(str(ex), dsn)) from None
     warn_if_insecure(dsn)
@@ -76,7 +85,7 @@ def warn_if_insecure(dsn: str) -> None:
 def insecure(dsn: str) -> str | None:
     """The sslmode of a DSN with a remote server, if it is below `verify-full`; None for all others."""
     try:
-        given = conninfo_to_dict(dsn)
+        given = parameters_of(dsn)
     except e.ProgrammingError:
         return None
     mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer")
@@ -84,7 +93,7 @@ def insecure(dsn: str) -> str | None:
 
 
 def _servers(dsn: str) -> str:
-    given = conninfo_to_dict(dsn)
+    given = parameters_of(dsn)
     # With an address given, the name is only compared with the certificate.
     for name, variable in (("hostaddr", "PGHOSTADDR"), ("host", "PGHOST")):
         if found := given.get(name) or os.environ.get(variable):
@@ -135,9 +144,9 @@ def _unless_harmless(quoted: re.Match[str]) -> str:
 
 
 def _parameters(dsn: str) -> dict[str, Any]:
-    """The parameters that libpq reads in a DSN; empty if it cannot be parsed."""
+    """The same; empty if it cannot be parsed."""
     try:
-        return conninfo_to_dict(dsn)
+        return parameters_of(dsn)
     except e.ProgrammingError:
         return {}
 
