@@ -39,7 +39,7 @@ ALTER TABLE :"schema".session ADD CONSTRAINT longest_lease_is_possible CHECK (lo
 DO $block$
 DECLARE
   before constant text := pg_get_functiondef(format('%I.batch_counts(bigint)', :'schema')::regprocedure);
-  after constant text := regexp_replace(before, 'JOIN (\S+)\.batch_job m ON m\.batch_id = b\.id',
+  after constant text := regexp_replace(before, 'JOIN (.+?)\.batch_job m ON m\.batch_id = b\.id',
     'JOIN LATERAL (SELECT k.job_id FROM \1.batch_job k WHERE k.batch_id = b.id ORDER BY k.job_id OFFSET 0) m ON true');
 BEGIN
   IF after = before THEN RAISE EXCEPTION 'batch_counts is not what this migration changes'; END IF;
@@ -51,7 +51,7 @@ END $block$;
 
 -- Whether a value's numbers, written out, take at most 2 MiB more. First by all that looks like a number with an exponent, which is more than there is: texts may be taken for some.
 CREATE FUNCTION :"schema".numbers_fit(value json) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $function$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET standard_conforming_strings = on AS $function$
 DECLARE
   said text := $1::text;
 BEGIN
@@ -72,9 +72,9 @@ ALTER DOMAIN :"schema".arguments ADD CONSTRAINT numbers_fit CHECK (
 DO $block$
 DECLARE
   before constant text := pg_get_functiondef(format('%I.is_readable(json)', :'schema')::regprocedure);
-  after constant text := regexp_replace(before, E'(\n  IF said ~ ''\\[eE\\]\\[\\+-\\]\\?\\[0-9\\]\\{4\\}'' OR [^\n]* THEN RETURN false; END IF;)',
-    E'\\1\n  IF octet_length($1::text) > 4096 AND said ~ ''[eE][+-]?[0-9]{2}'' AND NOT '
-    || quote_ident(:'schema') || '.numbers_fit($1) THEN RETURN false; END IF;');
+  after constant text := replace(regexp_replace(before, E'(\n  IF said ~ ''\\[eE\\]\\[\\+-\\]\\?\\[0-9\\]\\{4\\}'' OR [^\n]* THEN RETURN false; END IF;)',
+    E'\\1\n  IF octet_length($1::text) > 4096 AND said ~ ''[eE][+-]?[0-9]{2}'' AND NOT @schema@.numbers_fit($1) THEN RETURN false; END IF;'),
+    '@schema@', quote_ident(:'schema'));
 BEGIN
   IF after = before THEN RAISE EXCEPTION 'is_readable is not what this migration changes'; END IF;
   EXECUTE after;
