@@ -68,6 +68,23 @@ async def test_a_durable_call_that_cannot_be_is_a_usage_error_that_names_the_cal
     assert (trees.job(job_id)["result"], trees.lines(job_id)) == ("refused", [])
 
 
+@pytest.mark.parametrize("use", ["cancelled_caught", "cancel", "cancel_called"])
+async def test_what_is_entered_says_that_it_is_not_the_scope(trees: Trees, use: str) -> None:
+    """As in Trio it may be made before its `with`; there it is the scope as well."""
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        block: Any = job.move_on_after(30)
+        with block, pytest.raises(AttributeError) as caught:
+            getattr(block, use)
+        return str(caught.value)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    said = f"write `with job.move_on_after(...) as scope:` and use scope.{use}."
+    assert trees.job(job_id)["result"] == f"job.move_on_after(...) is not the scope yet: {said}"
+
+
 async def _enter(block: Any) -> None:
     async with block:
         raise AssertionError("it is refused")

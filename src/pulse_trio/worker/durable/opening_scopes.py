@@ -53,6 +53,13 @@ class OpenScope:
         assert self._block is not None  # noqa: S101 -- it was entered
         return self._block.__exit__(kind, error, traceback)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self._what}(...) is not the scope yet: write `with {self._what}(...) as scope:` and use scope.{name}."
+        )
+
     async def __aenter__(self) -> NoReturn:
         raise UsageError(f"{self._what}(...) needs `with {self._what}(...) as scope:`, not `async with`.")
 
