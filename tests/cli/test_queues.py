@@ -6,6 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from pulse_trio import SyncClient
@@ -156,6 +157,16 @@ async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
     assert await drain.ended() == 0
     assert "none of its jobs is running" in drain.stderr
     assert rows(dsn, "SELECT paused, running FROM pulse.queues WHERE name = 'slow'") == [(True, 0)]
+
+
+async def test_a_drain_keeps_its_timeout_while_its_look_waits_for_a_lock(command: Command, dsn: str) -> None:
+    """It waited as long as the lock was held."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
+        connection.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
+        gave_up = await command("queues", "drain", "slow", "--timeout", "0.6", code=1)
+        connection.rollback()
+    assert "had not answered how many jobs of queue slow run; it stays paused" in gave_up.stderr
 
 
 async def test_limits_are_changed_one_by_one_and_taken_away(command: Command, dsn: str) -> None:

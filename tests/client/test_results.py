@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -521,6 +522,78 @@ def test_a_script_waits_by_asking(dsn: str, window: Window) -> None:
     finish(window, dead.id, state=5, error="no")
     with pytest.raises(JobFailed, match="is dead after 1 attempt"):
         client.result(dead.id)
+
+
+@contextmanager
+def locked(dsn: str, table: str = "pulse.job") -> Generator[None]:
+    """Nobody can read that table in the block, for ten seconds at most."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
+        connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(Identifier(*table.split("."))))
+        yield
+        connection.rollback()
+
+
+WAITS_FOR_A_LOCK = "SELECT count(*) FROM pg_locks WHERE relation = 'pulse.job'::regclass AND NOT granted"
+
+
+@pytest.mark.parametrize("whose", ["own", "callers"])
+@pytest.mark.parametrize("seconds", [0, 0.2])
+def test_a_scripts_wait_is_over_in_time_while_its_statement_waits_in_the_server(
+    dsn: str, window: Window, whose: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took as long as the lock, and said to look at the job."""
+    monkeypatch.setattr("pulse_trio.client.sync._LEAST", 0.2)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        client = SyncClient(dsn if whose == "own" else connection)
+        done = client.enqueue(add, 1)
+        with locked(dsn):
+            with pytest.raises(TimeoutError, match=rf"within {seconds} s\. The database had not answered by then\."):
+                client.wait(done.id, timeout=seconds)
+            # Nothing is left behind in the server.
+            assert any(not window.value(WAITS_FOR_A_LOCK) for _ in range(5000))
+        with pytest.raises(TimeoutError, match="What it waits for"):
+            client.wait(done.id, timeout=seconds)
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])  # of the proxy
+@pytest.mark.parametrize("when", ["connecting", "reading"])
+async def test_a_scripts_wait_is_over_in_time_when_the_network_swallows_the_answer(
+    dsn: str, window: Window, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited until TCP gave up."""
+    monkeypatch.setattr("pulse_trio.client.sync._LEAST", 0.2)
+    async with open_proxy(dsn) as proxy:
+        client = SyncClient(proxy.dsn)
+        done = await anyio.to_thread.run_sync(lambda: client.enqueue(add, 1))
+
+        async def hold() -> None:
+            while when == "reading" and not window.value(WAITS_FOR_A_LOCK):  # noqa: ASYNC110 -- a lock tells nobody
+                await anyio.sleep(0.01)
+            proxy.hold()
+
+        with locked(dsn):
+            if when == "connecting":
+                await hold()
+            async with anyio.create_task_group() as tasks:
+                if when == "reading":
+                    tasks.start_soon(hold)
+                said = r"within 2 s\. The database had not answered by then\."
+                with anyio.fail_after(9), pytest.raises(TimeoutError, match=said):
+                    await anyio.to_thread.run_sync(client.wait, done.id, 2, abandon_on_cancel=True)
+        proxy.forward()
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])  # of the proxy
+async def test_a_scripts_wait_that_is_over_says_that_the_database_was_away(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_proxy(dsn) as proxy:
+        client = SyncClient(proxy.dsn)
+        done = await anyio.to_thread.run_sync(lambda: client.enqueue(add, 1))
+        monkeypatch.setattr("pulse_trio.client.sync.time.sleep", lambda _: proxy.refuse())
+        with pytest.raises(TimeoutError, match=r"within 0\.5 s\. The database could not be reached: Cannot connect"):
+            await anyio.to_thread.run_sync(client.wait, done.id, 0.5)
 
 
 def test_a_script_asks_after_10_ms_and_then_ever_more_seldom_to_every_half_second(

@@ -11,6 +11,7 @@ from ..errors import TookTooLong, UsageError
 from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
 from ..store import watching
+from ..store.refusals import ASK_WHO
 from ..text import ago, count_of, duration, utc_now
 from .database import READING, open_store
 from .options import Number, actor_option, dsn_option, json_option, page_limit_option, schema_option
@@ -27,6 +28,8 @@ RIGHT = ("due", "scheduled", "running", "dead", "limit")
 LOOK_EVERY = 0.25
 SAY_EVERY = 5.0
 """Seconds between a drain's checks, and between its messages while nothing changes."""
+LEAST = 2.0
+"""Seconds that each look of a drain with a timeout has at least."""
 
 
 @click.group()
@@ -215,7 +218,16 @@ def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, t
     said, said_at = -1, began
     while True:
         now = time.monotonic()
-        running = client.run(store.running(queue, kind=kind))
+        until = None if timeout is None else max(began + timeout, now + LEAST)
+        try:
+            running = client.run(store.running(queue, kind=kind), until=until)
+        except TookTooLong as error:
+            if until is None or time.monotonic() < until:
+                raise
+            raise TookTooLong(
+                f"After {duration(timeout or 0.0)} the database had not answered how many jobs of {_name(queue, kind)} run; "
+                f"it stays paused. {ASK_WHO}"
+            ) from error
         if not running and now >= in_effect:
             return
         if running != said or now >= said_at + SAY_EVERY:

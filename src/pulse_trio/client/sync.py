@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 import psycopg
 
 from ..codec import in_schema
-from ..errors import DatabaseUnavailable, UsageError
+from ..errors import DatabaseUnavailable, TookTooLong, UsageError
 from ..handlers import queue_limits
 from ..observe import checked
-from ..postgres import adapt, connect_sync
+from ..postgres import QueryTimeout, adapt, connect_sync
 from ..states import FINISHED
 from ..store import (
     audit,
@@ -35,6 +35,7 @@ from ..store import (
     stacks,
 )
 from ..store.audit import acting, check_actor
+from ..store.bounded import ending_by
 from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .events import sending
@@ -42,7 +43,7 @@ from .refs import result_of, where_to_look
 from .requests import checked_filter, decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import Stream, check_chunk, partly
-from .waiting import check_timeout
+from .waiting import NO_ANSWER, check_timeout
 from .writing import AddingSync, write_stream_sync
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_LEAST = 2.0
+"""Seconds that each look of a wait has at least, to connect and to read: with a timeout of 0 the wait is one look."""
 
 
 class SyncClient:
@@ -168,20 +172,23 @@ class SyncClient:
 
     def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now; see `Client.job`. Raises `UnknownJob`."""
+        return self._job(job_id, None)
+
+    def _job(self, job_id: int, until: float | None) -> operations.JobRecord:
         if self._sees_arguments:
             try:
-                return decoded_record(self._codec, self.run(operations.job(job_id)))
+                return decoded_record(self._codec, self.run(operations.job(job_id), until=until))
             except UsageError as error:
                 if self._in_transaction() or not operations.is_refusal(error):
                     raise
                 refused = error
             try:
-                found = self.run(operations.outcome(job_id))
+                found = self.run(operations.outcome(job_id), until=until)
             except UsageError as error:
                 raise (refused if operations.is_refusal(error) else error) from None
             self._sees_arguments = False
         else:
-            found = self.run(operations.outcome(job_id))
+            found = self.run(operations.outcome(job_id), until=until)
         return decoded_record(self._codec, found, only_result=True)
 
     def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
@@ -190,35 +197,41 @@ class SyncClient:
 
         If the database becomes unavailable meanwhile, the client waits for it to return, except on the caller's connection,
         which it cannot reopen. Raises `DatabaseUnavailable` if the first query fails, `UnknownJob`, `TimeoutError` after
-        `timeout` seconds (a server that does not answer at all takes some ten more), and `UsageError` on the caller's
-        connection if that is not in autocommit mode or is in a transaction: the wait would be inside it.
+        `timeout` seconds, and `UsageError` on the caller's connection if that is not in autocommit mode or is in a
+        transaction: the wait would be inside it.
+
+        A look that has no answer by the end of the `timeout` is given up, and its connection closed; the last look, which
+        begins at that end, has two seconds. On the caller's connection the server stops it: if no server can be reached, that
+        connection's own settings end the wait.
         """
         check_timeout(timeout)
         give_up = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
-        asked = False
+        asked, lost = False, None
         while True:
             self._refuse_to_wait_in_a_transaction()
-            lost: DatabaseUnavailable | None = None
+            until = None if give_up is None else max(give_up, time.monotonic() + _LEAST)
+            unanswered = False
             try:
-                found = self.job(job_id)
-            except DatabaseUnavailable as error:
-                if not asked or not isinstance(self._source, str):
-                    raise
-                lost = error
+                found = self._job(job_id, until)
+            except (DatabaseUnavailable, TookTooLong) as error:
+                unanswered = until is not None and _is_late(error, until)
+                if not unanswered:
+                    if isinstance(error, TookTooLong) or not asked or not isinstance(self._source, str):
+                        raise
+                    lost = error
             else:
                 if found.state in FINISHED:
                     return found
+                lost = None
             asked = True
             if give_up is not None:
                 left = give_up - time.monotonic()
-                if left <= 0:
-                    said = f"Job {job_id} did not finish within {timeout:g} s."
-                    raise TimeoutError(
-                        f"{said}{where_to_look(job_id)}"
-                        if lost is None
-                        else f"{said} The database could not be reached: {lost}"
-                    ) from lost
+                if left <= 0 or unanswered:
+                    hint = NO_ANSWER if unanswered else where_to_look(job_id)
+                    if lost is not None:
+                        hint = f" The database could not be reached: {lost}"
+                    raise TimeoutError(f"Job {job_id} did not finish within {timeout:g} s.{hint}") from lost
                 pause = min(pause, left)
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
@@ -461,21 +474,30 @@ class SyncClient:
         """Whether its connection goes through a pooler and was opened by our `connect_sync`."""
         return isinstance(self._source, psycopg.Connection) and self._source.prepare_threshold is None
 
-    def run(self, operation: operations.Operation[T]) -> T:
-        """Runs one of the store's operations."""
+    def run(self, operation: operations.Operation[T], *, until: float | None = None) -> T:
+        """Runs one of the store's operations, which has its answers by `until`, a moment of `time.monotonic()`, or fails."""
         operation = self._named(operation)
         if self._foreign is not None:
             return run_foreign_sync(self._foreign, self._schema, operation)
-        with self._connection() as connection:
+        if until is not None and not isinstance(self._source, str):
+            operation = ending_by(operation, until)
+        with self._connection(until) as connection:
             return operations.run_sync(connection, self._schema, operation)
 
     def _named(self, operation: operations.Operation[T]) -> operations.Operation[T]:
         return operation if self._actor is None else acting(operation, self._actor)
 
     @contextmanager
-    def _connection(self) -> Generator[psycopg.Connection[Any]]:
+    def _connection(self, until: float | None = None) -> Generator[psycopg.Connection[Any]]:
         if not isinstance(self._source, str):
             yield self._source
             return
-        with connect_sync(self._source) as connection:
+        with connect_sync(self._source, until=until) as connection:
             yield connection
+
+
+def _is_late(error: DatabaseUnavailable | TookTooLong, until: float) -> bool:
+    """Whether a look failed of its own end, and not of an outage or of a time limit of the caller's."""
+    if isinstance(error, TookTooLong):
+        return time.monotonic() >= until
+    return isinstance(error.__cause__, QueryTimeout)

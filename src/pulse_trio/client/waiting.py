@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 LOCKS = 64
 """How many ids one client is notified of; further waits poll."""
+NO_ANSWER = " The database had not answered by then."
+"""What follows the message of a wait that was over while it read the state."""
 _FIRST = 0.05
 _TOLD = 2.0
 _UNTOLD = 0.5
@@ -141,7 +143,7 @@ class Waits:
         if lost is not None:
             hint = f" The database could not be reached: {lost}"
         elif looking:
-            hint = " The database had not answered by then."
+            hint = NO_ANSWER
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 
     def check_open(self) -> None:

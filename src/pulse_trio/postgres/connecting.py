@@ -51,7 +51,7 @@ async def connect_to_first(start: Callable[[str], PQGenConn[C]], params: ConnDic
             return await _connect(start(make_conninfo("", **attempt)), timeout)
         except e.Error as ex:
             failures.append((attempt, ex))
-    raise _summary(failures)
+    raise summary(failures)
 
 
 async def resolve(params: ConnDict) -> list[ConnDict]:
@@ -110,7 +110,8 @@ def warn_of_gssapi(pgconn: PGconn, params: ConnDict) -> None:
         )
 
 
-def _summary(failures: list[tuple[ConnDict, e.Error]]) -> e.Error:
+def summary(failures: list[tuple[ConnDict, e.Error]]) -> e.Error:
+    """The error of a connection that no address gave: the last of its failures, with all of them in its message."""
     _, last = failures[-1]
     if len(failures) == 1:
         return last.with_traceback(None)

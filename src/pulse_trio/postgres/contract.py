@@ -15,7 +15,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from psycopg import AsyncConnection, conninfo, errors, generators, pq, waiting
+from psycopg import AsyncConnection, Connection, conninfo, errors, generators, pq, waiting
 from psycopg.adapt import AdaptersMap
 from psycopg.transaction import AsyncTransaction
 
@@ -62,6 +62,9 @@ _EXPECTED: dict[tuple[Any, str], tuple[str, ...]] = {
     (AsyncConnection, "_exec_command"): ("self", "command", "result_format"),
     (AsyncConnection, "_pipeline_nolock"): ("self",),
     (AsyncConnection, "_get_connection_params"): ("conninfo", "kwargs"),
+    (Connection, "wait"): ("self", "gen", "interval", "timeout"),
+    (Connection, "_connect_gen"): ("conninfo",),
+    (waiting, "wait_conn"): ("gen", "interval", "timeout"),
     (AsyncTransaction, "_enter_gen"): ("self",),
     (AsyncTransaction, "_exit_gen"): ("self", "exc_type", "exc_val", "exc_tb"),
     (AsyncPipeline, "__init__"): ("self", "conn", "_no_lock"),
@@ -163,7 +166,7 @@ def failure_of(pgconn: PGconn, result: PGresult) -> errors.Error | None:
     return errors.error_from_result(result, encoding=pgconn._encoding)
 
 
-def adopt_adapters(connection: AsyncConnection[Any], adapters: AdaptersMap) -> None:
+def adopt_adapters(connection: AsyncConnection[Any] | Connection[Any], adapters: AdaptersMap) -> None:
     """Give a connection a copy of these adapters; psycopg itself does so only for a `context` at connecting."""
     connection._adapters = AdaptersMap(adapters)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InvalidArguments
 from ..postgres import OwnAsyncCursor, OwnCursor
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     import psycopg
+
+    from .operations import Operation
+
+T = TypeVar("T")
 
 # Local to the transaction. In a transaction of the caller's, we have to put the setting back. When the statement is stopped,
 # the savepoint restores it.
@@ -45,6 +50,17 @@ def bounded_sync(connection: psycopg.Connection[Any], seconds: float | None) -> 
         row: Any = cursor.fetchone()
         yield
         cursor.execute(_PUT_BACK, [row[0]])
+
+
+def ending_by(operation: Operation[T], until: float) -> Operation[T]:
+    """Runs the operation with each of its statements stopped by the server at `until`, a moment of `time.monotonic()`."""
+    try:
+        query = next(operation)
+        while True:
+            rows = yield query._replace(timeout=max(0.0, until - time.monotonic()))
+            query = operation.send(rows)
+    except StopIteration as stop:
+        return stop.value
 
 
 def _setting(seconds: float) -> str:
