@@ -154,7 +154,7 @@ class WorkerSettings:
         repr=False,
         metadata={
             "help": "The database's own address, if the DSN is a pooler's (PgBouncer): for notifications, which a pooler "
-            "does not forward. Without it workers poll."
+            "does not forward, and for heartbeats, which must not wait in it. Without it workers poll."
         },
     )
     schema: str = _setting("pulse", "The PostgreSQL schema for all tables and functions.")

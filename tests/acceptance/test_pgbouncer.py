@@ -106,6 +106,33 @@ async def test_with_a_direct_dsn_a_notification_starts_a_job_at_once(dsn: str, p
         assert heard.of(DatabaseLost) == []
 
 
+async def test_with_a_direct_dsn_transactions_that_hold_the_whole_pool_keep_their_leases(dsn: str) -> None:
+    """The heartbeats waited in the pooler behind the transactions: all jobs were cancelled and begun again, for ever."""
+    handlers, begun, released = Handlers(), list[int](), trio.Event()
+
+    @handlers.job
+    async def book(job: Job) -> None:
+        async with job.transaction() as tx:
+            await tx.execute("SELECT 1")
+            begun.append(job.attempt)
+            await released.wait()
+
+    brief = FAST | {"lease": 3.0, "heartbeat": 1.0}
+    async with open_mortal_pgbouncer(dsn, connections=2) as pooler:
+        client = SyncClient(pooler.dsn)
+        jobs = [(await trio.to_thread.run_sync(client.enqueue, "book")).id for _ in range(2)]
+        async with working(handlers, pooler.dsn, direct_dsn=dsn, **brief) as heard:
+            for job_id in jobs:
+                await heard.until(JobStarted, job_id=job_id)
+            ((over,),) = rows(dsn, "SELECT clock_timestamp() + interval '5 s'")
+            await until(dsn, "SELECT WHERE clock_timestamp() > %(over)s", {"over": over})
+            released.set()
+            for job_id in jobs:
+                assert (await settled(dsn, job_id))[:2] == ("completed", 1)
+            assert begun == [1, 1]
+            assert heard.of(LeaseUnproven) == heard.of(FenceLost) == heard.of(JobsRescued) == []
+
+
 def test_a_client_under_asyncio_works_through_it_too(dsn: str, handlers: Handlers) -> None:
     import asyncio
 

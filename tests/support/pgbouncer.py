@@ -85,7 +85,9 @@ async def open_pgbouncer(dsn: str) -> AsyncGenerator[str]:
 
 
 @asynccontextmanager
-async def open_mortal_pgbouncer(dsn: str, mode: str = "transaction") -> AsyncGenerator[PgBouncer]:
+async def open_mortal_pgbouncer(
+    dsn: str, mode: str = "transaction", *, connections: int = CONNECTIONS
+) -> AsyncGenerator[PgBouncer]:
     """The PgBouncer itself; in session mode with as many connections as anyone may want."""
     fields = conninfo_to_dict(dsn)
     with socket.socket() as free:
@@ -103,7 +105,7 @@ async def open_mortal_pgbouncer(dsn: str, mode: str = "transaction") -> AsyncGen
                 upstream=conninfo_to_dict(upstream.dsn)["port"],
                 port=port,
                 mode=mode,
-                connections=CONNECTIONS if mode == "transaction" else 30,
+                connections=connections if mode == "transaction" else 30,
             )
         )
         through = make_conninfo(

@@ -55,7 +55,8 @@ def judge_pooler(*, pooled: bool) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "pooler",
-            "this connection goes through a pooler (PgBouncer): workers receive no notifications through it, and poll",
+            "this connection goes through a pooler (PgBouncer): workers receive no notifications through it, and poll, and "
+            "their heartbeats wait in it while open transactions hold all of its connections",
             "Give workers the database's own address too: --direct-dsn. Everything else works in transaction mode.",
         )
 

@@ -123,7 +123,9 @@ class Links:
         self.settles = link("settles", WORKER_SETTINGS)
         # For large results: one that takes seconds to send delays no other statement.
         self.results = link("results", WORKER_SETTINGS)
-        self.beats = link("beats", WORKER_SETTINGS, patience=leases.beat_patience)
+        # Through a pooler a statement waits while the transactions of handlers hold all of its connections to the server, and a
+        # lease must not end meanwhile: heartbeats go around it where they can.
+        self.beats = link("beats", WORKER_SETTINGS, to=direct_dsn or dsn, patience=leases.beat_patience)
         # A rescue is a few statements in one transaction. A watchdog that is stopped or cut off between them would keep the
         # rows of its rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
         limit = f"{max(1000, round(leases.patience * 1000))}ms"

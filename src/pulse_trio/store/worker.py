@@ -62,7 +62,7 @@ class WorkerStore:
 
     Args:
         dsn: the database, perhaps through a pooler.
-        direct_dsn: the database itself, for what needs a session of its own.
+        direct_dsn: the database itself, for what needs a session of its own, and for heartbeats.
         schema: where pulse-trio's tables are.
         lease: seconds; `leases` has those of queues with a lease of their own.
         queues: those this worker serves, None for every queue.
