@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import psycopg
 import pytest
 
@@ -14,9 +16,9 @@ from pulse_trio.postgres import TrioConnection
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
 
-    from pulse_trio import JobRef
+    from pulse_trio import Batch, Client, JobRef
 
 CLOSED = "The client is closed: the block of its open_client() has ended."
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
@@ -73,6 +75,48 @@ async def test_a_job_appears_if_and_only_if_the_callers_transaction_commits(
             kept = await client.using(connection).enqueue(add, 2)
             assert window.value("SELECT count(*) FROM pulse.jobs") == 0
     assert [row["id"] for row in window.run("SELECT id FROM pulse.jobs")] == [kept.id]
+
+
+async def test_a_client_is_refused_in_another_run_and_goes_on_in_its_own(dsn: str) -> None:
+    """The other run ended as an internal error of Trio's, "please file a bug", and the client's own one waited for ever."""
+    async with open_client(dsn) as client:
+        ref = await client.enqueue(add, 1)
+        batch_id = (await exhausted(client)).id
+
+        async def elsewhere() -> list[str]:
+            calls: list[Callable[[], Awaitable[object]]] = [
+                lambda: client.enqueue(add, 2),
+                lambda: client.enqueue_many([add.request(2)]),
+                lambda: client.job(ref.id),
+                lambda: client.jobs(),
+                lambda: client.wait(ref.id, timeout=1),
+                lambda: ref.result(timeout=0),
+                lambda: client.cancel(ref.id, wait=True),
+                lambda: client.schedule("s", add, {"a": 1}, every=60),
+                lambda: exhausted(client),
+                lambda: client.open_batch(batch_id),
+            ]
+            said: list[str] = []
+            for call in calls:
+                with anyio.fail_after(10), pytest.raises(UsageError) as refused:
+                    await call()
+                said.append(str(refused.value))
+            return said
+
+        for backend in ("trio", "asyncio"):
+            said = await anyio.to_thread.run_sync(partial(anyio.run, elsewhere, backend=backend))
+            assert all("belongs to another run of Trio or asyncio" in each for each in said), said
+        with anyio.fail_after(10):
+            await client.enqueue(add, 3)
+            await ref.cancel()
+            assert (await ref.wait(timeout=5)).state is State.CANCELLED
+            assert len(await client.jobs()) == 2
+
+
+async def exhausted(client: Client) -> Batch:
+    """An empty batch, closed."""
+    async with client.batch() as batch:
+        return batch
 
 
 async def test_tasks_share_few_connections(dsn: str, window: Window) -> None:

@@ -547,7 +547,7 @@ class Client:
             yield self._source
         else:
             if self._waits is not None:
-                self._waits.check_open()
+                self._waits.check_usable()
             async with self._source.connection() as connection:
                 yield connection
 
@@ -563,7 +563,8 @@ async def open_client(
     actor: str | None = None,
     instruments: Iterable[Instrument] = (),
 ) -> AsyncGenerator[Client]:
-    """A client with its own pool, for the duration of the block; under Trio and under asyncio.
+    """A client with its own pool, for the duration of the block; under Trio and under asyncio. In another run or loop, as a
+    thread may have, its calls raise `UsageError`.
 
     With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler. `codec` encodes arguments and
     decodes results; by default it is the handlers'. `actor` is the name under which the audit trail records this client's

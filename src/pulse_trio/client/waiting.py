@@ -19,12 +19,15 @@ not the one the connection was made to) and only polls.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import psycopg
+import sniffio
+import trio
 from psycopg.sql import SQL, Identifier
 
 from ..errors import DatabaseUnavailable, InvalidArguments, PulseTrioError, UsageError
@@ -90,6 +93,7 @@ class Waits:
         self._pool = pool
         self._connect = connect
         self._tasks = tasks
+        self._run = _current_run()
         self._started = False
         self._waits: dict[int, _Wait] = {}
         self._held: set[int] = set()
@@ -110,7 +114,7 @@ class Waits:
         of 0, which looks once, raises `DatabaseUnavailable`.
         """
         check_timeout(limit)
-        self.check_open()
+        self.check_usable()
         if limit == 0:
             found = await look()
             if found is not None:
@@ -123,7 +127,7 @@ class Waits:
                 await wait.armed.wait()
             while True:
                 news, looking = wait.news, True
-                self.check_open()
+                self.check_usable()
                 try:
                     found = await look()
                 except DatabaseUnavailable as error:
@@ -146,8 +150,14 @@ class Waits:
             hint = NO_ANSWER
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 
-    def check_open(self) -> None:
-        """Raises `UsageError` once the client's block has ended."""
+    def check_usable(self) -> None:
+        """Raises `UsageError` once the client's block has ended, and in another run of the event loop than the client's: there
+        a connection would make tasks of this one wait for what never comes."""
+        if _current_run() is not self._run:
+            raise UsageError(
+                "This client belongs to another run of Trio or asyncio, which has called open_client(): open another client in "
+                "this run."
+            )
         if self._tasks.cancel_scope.cancel_called:
             raise UsageError("The client is closed: the block of its open_client() has ended.")
 
@@ -304,6 +314,17 @@ class Waits:
             # This task survives the error; the waiters read the state and get the same error.
             ended = due
         self._tell(ended)
+
+
+def _current_run() -> object:
+    """The caller's loop of asyncio, or its run of Trio; None outside of both."""
+    try:
+        # As open_client chooses. In Trio's guest mode one thread has both.
+        if sniffio.current_async_library() == "asyncio":
+            return asyncio.get_running_loop()
+        return trio.lowlevel.current_trio_token()
+    except (sniffio.AsyncLibraryNotFoundError, RuntimeError):
+        return None
 
 
 def check_timeout(seconds: object) -> None:
