@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from pulse_trio import SyncClient
-from pulse_trio.django import PulseBackend
+from pulse_trio.django import PulseBackend, finding
 from pulse_trio.django.library import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, signals
 from pulse_trio.django.results import error_of
 from pulse_trio.testing import PulseWorker
@@ -28,6 +29,7 @@ from support.stores import Window
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from support.databases import Databases
 
@@ -145,6 +147,38 @@ def test_a_module_that_the_options_name_has_tasks_too() -> None:
     for name in ("elsewhere", "support.django_app.elsewhere"):
         with options(modules=[name]):
             assert done(lost.enqueue()).status == TaskResultStatus.SUCCESSFUL
+
+
+def test_a_module_in_no_package_is_said_to_need_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error advised `modules: ['top_level_tasks']`, which was there already and means a module of each app."""
+    (tmp_path / "top_level_tasks.py").write_text(
+        "from support.django_project import task\n\n\n@task\ndef add(a, b):\n    return a + b\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    top_level = import_module("top_level_tasks")
+    with options(modules=["top_level_tasks"]) as backend:
+        with pytest.raises(InvalidTask) as refused:
+            top_level.add.enqueue(1, 2)
+        (found,) = backend.check()
+    said = str(refused.value)
+    assert "its module into a package and name that, as in 'modules': ['package.top_level_tasks']" in said
+    assert "'top_level_tasks' alone would mean a module top_level_tasks of each installed app" in said
+    assert found.id == "pulse_trio.W002"
+    assert found.msg == (
+        "TASKS['default']: no installed app has a module 'top_level_tasks', which the option modules names."
+    )
+
+
+def test_a_task_that_its_named_module_does_not_have_is_said_to_be_missing_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = import_module("support.django_app.elsewhere")
+    monkeypatch.delattr(module, "lost")
+    finding._found.cache_clear()
+    said = "elsewhere is among the 'modules' of OPTIONS, but has no such task"
+    with options(modules=["support.django_app.elsewhere"]), pytest.raises(InvalidTask, match=said):
+        lost.enqueue()
+    finding._found.cache_clear()
 
 
 # Running
@@ -348,6 +382,8 @@ def test_good_settings_pass_the_checks() -> None:
         ({"handlers": "support.django_app.tasks.add"}, ["pulse_trio.E006"]),
         ({"handlers": "no.such.module"}, ["pulse_trio.E006"]),
         ({"modules": ["no.such.module"]}, ["pulse_trio.E006"]),
+        ({"modules": ["elsewhere"]}, []),
+        ({"modules": ["elsewhere", "no_such_module"]}, ["pulse_trio.W002"]),
         ({"max_attempts": 0}, ["pulse_trio.E006"]),
     ],
 )

@@ -22,7 +22,7 @@ from ..client import SyncClient
 from ..errors import ConfigurationError, PulseTrioError, UnknownJob
 from ..handlers import Handlers, check_queue
 from ..store import operations
-from .finding import tasks_of_project
+from .finding import in_no_app, tasks_of_project
 from .library import (
     BaseTaskBackend,
     InvalidTask,
@@ -181,6 +181,13 @@ class PulseBackend(BaseTaskBackend):
             _ = self.handlers
         except (PulseTrioError, ImportError) as error:
             yield checks.Error(f"{where}: {error}", id="pulse_trio.E006")
+        for name in in_no_app(self._modules):
+            yield checks.Warning(
+                f"{where}: no installed app has a module {name!r}, which the option modules names.",
+                hint="A name without a dot is a module of each installed app. Any other is named with its package, as in "
+                f"'package.{name}'; one that is in no package cannot be named.",
+                id="pulse_trio.W002",
+            )
         if not _is_installed():
             yield checks.Warning(
                 f"{where} uses pulse-trio, and 'pulse_trio.django' is not in INSTALLED_APPS.",
@@ -196,7 +203,11 @@ class PulseBackend(BaseTaskBackend):
     @property
     def tasks(self) -> dict[str, Any]:
         """Every task that this backend runs, by its path."""
-        return tasks_of_project(tuple(self.options.get("modules", ())))
+        return tasks_of_project(self._modules)
+
+    @property
+    def _modules(self) -> tuple[str, ...]:
+        return tuple(self.options.get("modules", ()))
 
     @cached_property
     def handlers(self) -> Handlers:
@@ -225,10 +236,23 @@ class PulseBackend(BaseTaskBackend):
         handler = self.handlers.get(task.module_path)
         if handler is None or task.module_path not in self.tasks:
             raise InvalidTask(
-                f"No worker would find {task.module_path}: move it to the module tasks of an installed app, or name its "
-                f"module, as in TASKS = {{{self.alias!r}: {{..., 'OPTIONS': {{'modules': [{task.func.__module__!r}]}}}}}}."
+                f"No worker would find {task.module_path}: move it to the module tasks of an installed app"
+                f"{self._another_way(task.func.__module__)}."
             )
         return handler
+
+    def _another_way(self, module: str) -> str:
+        """What else would let a worker find a task of this module, as the end of a sentence."""
+        if "." not in module:
+            return (
+                f", or its module into a package and name that, as in 'modules': ['package.{module}']. {module!r} alone would "
+                f"mean a module {module} of each installed app"
+            )
+        if module in self._modules:
+            return f". {module} is among the 'modules' of OPTIONS, but has no such task at its top level"
+        return (
+            f", or name its module, as in TASKS = {{{self.alias!r}: {{..., 'OPTIONS': {{'modules': [{module!r}]}}}}}}"
+        )
 
     def _client(self) -> SyncClient:
         return SyncClient(connections[self.database], schema=self.schema, handlers=self.handlers)

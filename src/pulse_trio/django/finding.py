@@ -33,6 +33,12 @@ def tasks_of_project(named: tuple[str, ...] = ()) -> dict[str, Any]:
     return dict(_found(named, tuple(config.name for config in apps.get_app_configs())))
 
 
+def in_no_app(named: tuple[str, ...]) -> list[str]:
+    """Those of `named` without a dot that are a module of no installed app."""
+    installed = [config.name for config in apps.get_app_configs()]
+    return [name for name in named if "." not in name and not any(_has(app, name) for app in installed)]
+
+
 @lru_cache(maxsize=16)
 def _found(named: tuple[str, ...], installed: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
@@ -57,8 +63,12 @@ def _modules(named: tuple[str, ...], installed: tuple[str, ...]) -> Iterator[Mod
             yield from _with_submodules(import_module(name))
             continue
         for app in installed:
-            if find_spec(f"{app}.{name}") is not None:
+            if _has(app, name):
                 yield from _with_submodules(import_module(f"{app}.{name}"))
+
+
+def _has(app: str, name: str) -> bool:
+    return find_spec(f"{app}.{name}") is not None
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
