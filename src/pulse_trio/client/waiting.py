@@ -36,7 +36,7 @@ from ..ration import Ration
 from ..store import operations, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -77,6 +77,35 @@ class _Wait:
         self.news = anyio.Event()
 
 
+class _Block:
+    """The block of `open_client`: its tasks, and the run of the event loop that it is in."""
+
+    __slots__ = ("_run", "_tasks")
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._run = _current_run()
+
+    def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Starts a task that ends with the block."""
+        self._tasks.start_soon(function)
+
+    def end(self) -> None:
+        """Ends the tasks, and all use of the client."""
+        self._tasks.cancel_scope.cancel()
+
+    def check_usable(self) -> None:
+        """Raises `UsageError` once the client's block has ended, and in another run of the event loop than the client's: there
+        a connection would make tasks of this one wait for what never comes."""
+        if _current_run() is not self._run:
+            raise UsageError(
+                "This client belongs to another run of Trio or asyncio, which has called open_client(): open another client in "
+                "this run."
+            )
+        if self._tasks.cancel_scope.cancel_called:
+            raise UsageError("The client is closed: the block of its open_client() has ended.")
+
+
 class Waits:
     """The waits of one client. `pool` is the client's pool, `connect` opens the listening connection, `tasks` runs its two
     tasks."""
@@ -92,8 +121,7 @@ class Waits:
         self._schema = schema
         self._pool = pool
         self._connect = connect
-        self._tasks = tasks
-        self._run = _current_run()
+        self._block = _Block(tasks)
         self._started = False
         self._waits: dict[int, _Wait] = {}
         self._held: set[int] = set()
@@ -151,19 +179,12 @@ class Waits:
         raise TimeoutError(f"{name} did not finish within {limit:g} s.{hint}") from lost
 
     def check_usable(self) -> None:
-        """Raises `UsageError` once the client's block has ended, and in another run of the event loop than the client's: there
-        a connection would make tasks of this one wait for what never comes."""
-        if _current_run() is not self._run:
-            raise UsageError(
-                "This client belongs to another run of Trio or asyncio, which has called open_client(): open another client in "
-                "this run."
-            )
-        if self._tasks.cancel_scope.cancel_called:
-            raise UsageError("The client is closed: the block of its open_client() has ended.")
+        """Raises `UsageError` once the client's block has ended, and in another run of the event loop than the client's."""
+        self._block.check_usable()
 
     def close(self) -> None:
         """The client's block ends: so do the waits that other tasks have begun."""
-        self._tasks.cancel_scope.cancel()
+        self._block.end()
         for wait in self._waits.values():
             wait.armed.set()
             wait.tell()
@@ -191,8 +212,8 @@ class Waits:
     def _began(self) -> None:
         if not self._started:
             self._started = True
-            self._tasks.start_soon(self._listen)
-            self._tasks.start_soon(self._poll)
+            self._block.start(self._listen)
+            self._block.start(self._poll)
         self._changed.set()
         self._hear_until(-math.inf)
         if self._dozing is not None:
