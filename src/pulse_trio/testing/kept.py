@@ -112,8 +112,13 @@ def kept_for(dsn: str, use: str = "") -> KeptConnections | None:
 
 
 @contextmanager
-def connected(dsn: str) -> Generator[Connection[Any]]:
-    """A blocking connection in autocommit mode; of a database that a test has now not necessarily a new one."""
+def connected(dsn: str, *, until: float | None = None) -> Generator[Connection[Any]]:
+    """A blocking connection in autocommit mode; of a database that a test has now not necessarily a new one. One that gives up
+    at a moment (see `connect_sync`) is for one use."""
+    if until is not None:
+        with connect_sync(dsn, until=until) as connection:
+            yield connection
+        return
     kept = _kept.get((os.getpid(), dsn))
     connection = None
     while kept is not None and kept.blocking and connection is None:

@@ -259,7 +259,7 @@ class Opened:
     async def _cut(self, cancelled: BaseException, error: BaseException | None = None) -> BaseException:
         """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
         waited for, unless the next attempt comes here again and adopts them. Returns what to raise: as in a nursery of Trio's
-        also what the block has failed of. `error` is what the body has raised before."""
+        also what the block has failed of, unless the job itself ends. `error` is what the body has raised before."""
         running = self._durable.running
         if running.cancel_reason in _GO_ON or _is_dead_of(self._durable.fatal) or running.scope_nursery is None:
             return cancelled
@@ -276,7 +276,7 @@ class Opened:
                 await self._close("parent")
         await self._durable.quiet.cut_blocks.leaves(self._call)
         failures = [] if self.block.collect else self.block.failures
-        if not failures and error is None:
+        if running.cancel_reason is not None or (not failures and error is None):
             return cancelled
         return BaseExceptionGroup(FAILED, [*failures, *([] if error is None else [error]), cancelled])
 
