@@ -69,9 +69,9 @@ def parents(trees: Trees, yard: Yard, way: str, scope: Callable[[Job], Any], *, 
                                 await job.step(yard.refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
             await job.step(yard.note, "went on")
         except Exception as error:
-            await job.step(yard.note, "undone")
+            await job.step(yard.note, "undone")  # noqa: ASYNC120 -- what is tried
             if dies and job.attempt == 1:
-                await trees.dies(job)
+                await trees.dies(job)  # noqa: ASYNC120 -- the same
             raise Discard("undone") from error
         return "completed"
 

@@ -723,7 +723,7 @@ async def test_a_block_in_the_handling_of_plain_code_is_opened_again(trees: Tree
                     packed = await substitute()
         finally:
             if where == "finally":
-                packed = await substitute()
+                packed = await substitute()  # noqa: ASYNC102 -- what is tried
         return packed
 
     job_id = trees.enqueue("order", {"prices": {"apple": 1}})

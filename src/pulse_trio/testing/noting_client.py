@@ -116,7 +116,7 @@ class NotingSyncClient(SyncClient):
         return [Enqueued(job_id, added=True) for job_id in ids]
 
     @contextmanager
-    def _connection(self) -> Generator[Any]:
+    def _connection(self, until: float | None = None) -> Generator[Any]:
         _refuse()
         yield
 

@@ -136,7 +136,7 @@ class Opened:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled as cancelled:
             # A deadline that struck while the job was suspended: its children, of an earlier attempt, live.
-            raise await self._cut(cancelled, error)  # noqa: ASYNC102, B904 -- shielded inside; `cancelled` is in it
+            raise await self._cut(cancelled, error)  # noqa: ASYNC102, ASYNC104, B904 -- shielded inside; it is in that
         if line is not None:
             self._end_again(line, error)
             return
@@ -144,7 +144,7 @@ class Opened:
         try:
             await self._settle(error)
         except trio.Cancelled as cancelled:
-            raise await self._cut(cancelled, error)  # noqa: ASYNC102, B904 -- shielded inside; `cancelled` is in it
+            raise await self._cut(cancelled, error)  # noqa: ASYNC102, ASYNC104, B904 -- shielded inside; it is in that
         except (UsageError, ReplayMismatch):
             await self._close("parent")  # noqa: ASYNC120 -- the cancellation says more
             raise
