@@ -17,7 +17,7 @@ from .beginning import REFUSED
 from .interrupted import fails_by_itself
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ...jobs import CancelReason
     from ...lines import Line
@@ -36,7 +36,7 @@ _LOOK = 0.05
 class CutBlocks:
     """Of one attempt."""
 
-    __slots__ = ("_durable", "_ends", "_moved", "_open", "_told", "entering", "leaving")
+    __slots__ = ("_durable", "_ends", "_failed", "_moved", "_open", "_told", "entering", "leaving")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -51,6 +51,8 @@ class CutBlocks:
         """The tasks that come to a block, which is not open yet."""
         self.leaving = set[trio.lowlevel.Task]()
         """Those that wait for what came before they left theirs."""
+        self._failed: list[BaseException] = []
+        """What came out of them."""
 
     def resumes(self, lines: Sequence[Line]) -> None:
         """The attempts before have written these."""
@@ -61,6 +63,14 @@ class CutBlocks:
         """Whether the task waits to leave a block; or comes to one live, and does not stand in a call yet. (In a replay it may
         be on its way to the block's end, where it stood.)"""
         return task in self.leaving or (not stands and task in self.entering and self._durable.history.replay.over)
+
+    def fails(self, failures: Iterable[BaseException]) -> None:
+        """These come out of one. It has no line that brings them again where it is not cut short."""
+        self._failed += failures
+
+    def has_failed(self, error: BaseException) -> bool:
+        """Whether this came out of one."""
+        return any(error is one for one in self._failed)
 
     def opens(self, call: Call) -> None:
         """The block of this call is open."""

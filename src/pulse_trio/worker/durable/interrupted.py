@@ -265,12 +265,15 @@ def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Itera
 
 def is_plain(durable: Durable, error: Exception) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
-    in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either."""
+    in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either. What
+    comes out of a block that was cut short comes again only if that is cut short again, by plain code it may be."""
+    cut_blocks = durable.quiet.cut_blocks
     return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(
         issubclass(type(one), (trio.Cancelled, ChildFailed))
         or durable.failures.has_raised(one)
         or (_is_raised_by_us(one) and not issubclass(type(one), FailedBefore))
         for one in reasons_of(error, contexts=False)
+        if not cut_blocks.has_failed(one)
     )
 
 

@@ -278,6 +278,7 @@ class Opened:
         failures = [] if self.block.collect else self.block.failures
         if running.cancel_reason is not None or (not failures and error is None):
             return cancelled
+        self._durable.quiet.cut_blocks.fails([*failures, *(leaves_of(error) if error is not None else ())])
         return BaseExceptionGroup(FAILED, [*failures, *([] if error is None else [error]), cancelled])
 
     async def __aenter__(self) -> DurableNursery:
