@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 
 
 class Yard:
-    """Children: one that takes its time to end, and one that fails."""
+    """Children: one that ends when the scope around its block has struck, and one that fails."""
 
     def __init__(self, trees: Trees) -> None:
         self.did: list[str] = []
+        self.packs = trio.Event()
+        self.scope: Any = None
 
         @trees.handlers.job
         async def pack(job: Job) -> None:
+            self.packs.set()
             try:
                 await trio.sleep_forever()
             finally:
                 with job.cleanup():
-                    await trio.sleep(1.2)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    while self.scope is not None and not self.scope.cancel_called:
+                        await trio.lowlevel.checkpoint()  # noqa: ASYNC102 -- job.cleanup() is the shield
 
         @trees.handlers.job
         async def charge() -> None:
@@ -53,13 +57,13 @@ def parents(trees: Trees, yard: Yard, way: str, scope: Callable[[Job], Any], *, 
     @trees.handlers.job(durable=True, max_attempts=4)
     async def parent(job: Job) -> str:
         try:
-            with scope(job):
+            with scope(job) as yard.scope:
                 async with job.durable_nursery() as nursery:
                     nursery.start_soon(yard.pack)
                     if way == "a child":
                         nursery.start_soon(yard.charge)
                     elif way == "the body":
-                        await trio.sleep(0.1)
+                        await yard.packs.wait()
                         raise Discard("refused")
                     else:
                         try:

@@ -11,10 +11,12 @@ from pulse_trio import HandlerStuck, Job
 from pulse_trio.doctor import diagnose
 from pulse_trio.observe import HandlerOverran, JobEnded
 from pulse_trio.store import health, life, operations, why
+from pulse_trio.worker.diagnosis.stuck import StuckHandlers
 from support.stage import parts
 from support.stores import Window
 
 if TYPE_CHECKING:
+    from pulse_trio.worker.jobs.running_job import RunningJob
     from support.trees import Trees
 
 
@@ -74,9 +76,18 @@ async def test_a_handler_that_swallows_its_suspension_fails_of_it_and_its_neighb
     assert failed == [None, 1]
 
 
-async def test_a_handler_whose_line_cannot_be_written_is_not_taken_for_stuck(trees: Trees) -> None:
+async def test_a_handler_whose_line_cannot_be_written_is_not_taken_for_stuck(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its timeout struck meanwhile, as in an outage: the worker was replaced, and what ran beside it was cancelled."""
-    does, ends = trio.Event(), trio.Event()
+    does, ends, looks = trio.Event(), trio.Event(), list[object]()
+    is_left_alone = StuckHandlers._is_left_alone  # pyright: ignore[reportPrivateUsage] -- tells of each look
+
+    def look(stuck: StuckHandlers, job: RunningJob) -> bool:
+        looks.append(job)
+        return is_left_alone(stuck, job)
+
+    monkeypatch.setattr(StuckHandlers, "_is_left_alone", look)
 
     async def charge() -> None:
         does.set()
@@ -100,8 +111,9 @@ async def test_a_handler_whose_line_cannot_be_written_is_not_taken_for_stuck(tre
                 while job.cancel_reason is None:
                     await trio.lowlevel.checkpoint()
                 assert job.cancel_reason == "timeout"
-                # As long as a handler has that does not end, and twice.
-                await trio.sleep(2.5)
+                # Four looks are as long as a handler has that does not end.
+                while len(looks) < 8:
+                    await trio.lowlevel.checkpoint()
                 assert trees.events.of(HandlerOverran) == []
             await trees.events.first(JobEnded)
             worker.stop_now()

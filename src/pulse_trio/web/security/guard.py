@@ -53,7 +53,7 @@ async def _asked(authenticate: Authenticate, request: Request) -> User | Respons
         found = await found if inspect.isawaitable(found) else found
     except HTTPException:
         raise
-    except Exception as error:
+    except Exception as error:  # the app's own code may raise anything; none passes
         raise AuthenticateFailed(f"create_app(authenticate=...): it raised {type_name(error)}.") from error
     if found is None or isinstance(found, (User, Response)):
         return found

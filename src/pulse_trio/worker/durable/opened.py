@@ -72,7 +72,7 @@ class Opened:
         try:
             caught = self._body.__exit__(None if error is None else type(error), error, traceback)
         except BaseException as left:  # noqa: ASYNC103 -- returned, and raised by the caller
-            return left  # noqa: ASYNC104
+            return left  # noqa: ASYNC104 -- the caller raises it
         finally:
             self._in_body = False
         return None if caught else error
