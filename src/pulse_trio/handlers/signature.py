@@ -305,7 +305,7 @@ def check_json(encoded: bytes, what: str) -> str:
         text = encoded.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArguments(f"{what} {verb(what, 'are')} not JSON that PostgreSQL can show: {error}.") from None
-    if "\\u0000" in text and _NUL.search(text):
+    if "\\" in text and "\\u0000" in text and _NUL.search(text):
         raise InvalidArguments(f"{what} {verb(what, 'hold')} a NUL character, which PostgreSQL's JSON cannot hold.")
     refuse_numbers(text, what)
     return text
