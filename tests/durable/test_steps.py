@@ -74,6 +74,65 @@ async def test_the_first_attempt_too_gets_the_value_that_the_annotation_decodes(
     assert seen == [(Charge(7), (1, "b"))] * 2
 
 
+class Exits(BaseException):
+    """What a library of the user's may raise past every `except Exception`."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(2), KeyboardInterrupt(), Exits("no"), BaseExceptionGroup("both", [SystemExit(1), ValueError("x")])],
+    ids=["sys.exit", "a KeyboardInterrupt of its own", "a BaseException", "a group"],
+)
+@pytest.mark.parametrize("how", ["async", "thread", "transaction"])
+async def test_a_step_that_exits_has_failed_and_that_is_remembered_too(
+    trees: Trees, error: BaseException, how: str
+) -> None:
+    """The step had no line: the next attempt was dead of a mismatch that blamed a plain scope."""
+    calls, causes = list[str](), list[type]()
+
+    def parse() -> int:
+        calls.append("parse")
+        raise error
+
+    async def parse_here() -> int:
+        return parse()
+
+    async def parse_with(tx: object) -> int:
+        return parse()
+
+    async def charge() -> str:
+        calls.append("charge")
+        return "charged"
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            if how == "transaction":
+                await job.transaction_step(parse_with)
+            else:
+                await job.step(parse if how == "thread" else parse_here)
+        except StepFailed as failed:
+            causes.append(type(failed.__cause__))
+            said = failed.step
+        else:
+            raise AssertionError("it did not fail")
+        charged = await job.step(charge)
+        if job.attempt == 1:
+            raise ValueError("not yet")
+        return f"{said} {charged}"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "completed", found["error"]
+    assert found["result"].startswith("parse")
+    assert found["result"].endswith(" charged")
+    assert calls == ["parse", "charge"]
+    assert causes == [type(error), type(None)]
+
+
 async def test_a_step_that_raises_gives_step_failed_and_that_is_remembered_once_the_handler_goes_on(
     trees: Trees,
 ) -> None:

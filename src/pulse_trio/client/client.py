@@ -360,7 +360,7 @@ class Client:
                 return answer
         return await self._run(stacks.give_up(request))
 
-    async def send_event(self, job_id: int, name: str, payload: Any = None, *, event_key: str | None = None) -> bool:
+    async def send_event(self, job_id: int, name: str, payload: Any = None, event_key: str | None = None) -> bool:
         """Sends an event to a job, which receives it with `job.wait_for_event(name)`: the event is kept until then.
 
         Args:

@@ -306,7 +306,7 @@ class SyncClient:
                 return answer
         return self.run(stacks.give_up(request))
 
-    def send_event(self, job_id: int, name: str, payload: Any = None, *, event_key: str | None = None) -> bool:
+    def send_event(self, job_id: int, name: str, payload: Any = None, event_key: str | None = None) -> bool:
         """Sends an event to a job; see `Client.send_event`."""
         return self.run(sending(self._codec, job_id, name, payload, event_key))
 

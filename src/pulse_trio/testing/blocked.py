@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..trio_internals import task_run_by
+from ..worker.jobs.job_states import EndsHandler
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -39,8 +40,8 @@ _VIRTUAL_LOOKS = 10_000
 _SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
 
 
-class HandlerBlocks(BaseException):
-    """Raised in a handler that blocks the loop. No `Exception`: a handler that goes on after any of those must end too."""
+class HandlerBlocks(EndsHandler):
+    """Raised in a handler that blocks the loop."""
 
 
 class BlockedLoop:

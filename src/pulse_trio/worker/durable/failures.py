@@ -156,7 +156,7 @@ class Failures:
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
     def raised(
-        self, error: Exception, key: str, name: str, value: str, of_job: tuple[OfJob, float] | None, *, undoes: bool
+        self, error: BaseException, key: str, name: str, value: str, of_job: tuple[OfJob, float] | None, *, undoes: bool
     ) -> None:
         """A step of this task is about to raise. `of_job`: what it says of its job. `undoes`: in a clean-up."""
         failure = _Failure(error, trio.lowlevel.current_task(), of_step=True, undoes=undoes)

@@ -22,6 +22,7 @@ from ...lines import BeyondLimit, Kind, Line, Lines
 from ...states import WISHES
 from ...store import TIME_LIMITS, CommitUnknown
 from ..jobs.given_transaction import Transaction
+from ..jobs.job_states import EndsHandler
 from .afresh import is_asked_by
 from .beginning import begin
 from .failures import mark, reasons_of
@@ -74,9 +75,11 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
-    except Exception as error:
-        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
+    except BaseException as error:
+        if not _is_its_failure(error):
+            raise
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC102, ASYNC120 -- the step is done again then
+        await durable.quiet.delivering.fails()  # noqa: ASYNC102, ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
@@ -145,15 +148,17 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise
     except BeyondLimit as error:
         raise durable.fail(error) from None
-    except Exception as error:
+    except BaseException as error:
+        if not _is_its_failure(error):
+            raise
         if issubclass(type(error), DatabaseUnavailable):
-            durable.fail(error)
+            durable.fail(cast("DatabaseUnavailable", error))
             raise
         if begun is not None and begun.lost and not _is_ended_for_its_idleness(error):
             said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
             raise durable.fail(DatabaseUnavailable(storable(said)[:_TEXT])) from error
-        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC120 -- it shields itself, until the lease is over
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC102, ASYNC120 -- the step is done again then
+        await durable.quiet.delivering.fails()  # noqa: ASYNC102, ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
@@ -196,7 +201,18 @@ def _undoes(durable: Durable) -> bool:
     return durable.cancelling.noted or (durable.running.cancel_reason is not None and durable.failures.clean_ups.around)
 
 
-def failure_of(durable: Durable, call: Call, error: Exception, *, undoes: bool) -> Exception:
+def _is_its_failure(error: BaseException) -> bool:
+    """Whether a step's function has failed of it: also of a `sys.exit()` in what it calls, which must have its line too. Not of
+    a cancellation, nor of what ends the handler."""
+    if issubclass(type(error), Exception):
+        return True
+    return not any(
+        issubclass(type(leaf), (trio.Cancelled, GeneratorExit, EndsHandler)) or raised_by_ctrl_c(leaf)
+        for leaf in leaves_of(error)
+    )
+
+
+def failure_of(durable: Durable, call: Call, error: BaseException, *, undoes: bool) -> BaseException:
     """What a step raises whose function has raised `error`; it is remembered when the next durable call begins. What says
     something about the job, and what does not say that the step has failed, is raised as it is. `undoes`: the step began after
     the job was cancelled."""

@@ -49,6 +49,10 @@ class CleansUpNext(Exception):
         return f"{self.args[0]}; the job was cancelled meanwhile, and runs once more to clean up"
 
 
-class DurableCallRefused(BaseException):
+class EndsHandler(BaseException):
+    """Ends the handler's code. No `Exception`, so that no handler takes it for a failure, and no step for its own."""
+
+
+class DurableCallRefused(EndsHandler):
     """A durable call while its handler unwinds for a reason after which the next attempt comes to the same place. It ends as
-    the cancellation that it came from. No `Exception`, so that no handler takes it for a failure."""
+    the cancellation that it came from."""
