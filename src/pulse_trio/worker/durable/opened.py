@@ -274,12 +274,23 @@ class Opened:
             # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
             async with shielded_from_scopes(self._durable, running.scope_nursery):
                 await self._close("parent")
+                await self._cancelled_again()
+            if running.cancel_reason is not None and self._durable.cancelling.is_met():
+                # It came while the block waited for its children. The next attempt does not wait for them, and would go on.
+                at = {*self._durable.keys_that_stand(), self._call.key}
+                self._durable.cancelling.note(tuple(sorted(at)), clean_up=False)
         await self._durable.quiet.cut_blocks.leaves(self._call)
         failures = [] if self.block.collect else self.block.failures
         if running.cancel_reason is not None or (not failures and error is None):
             return cancelled
         self._durable.quiet.cut_blocks.fails([*failures, *(leaves_of(error) if error is not None else ())])
         return BaseExceptionGroup(FAILED, [*failures, *([] if error is None else [error]), cancelled])
+
+    async def _cancelled_again(self) -> None:
+        """Waits for the job's cancellation if that came in an earlier attempt while the block closed."""
+        if self._durable.history.replay.is_cancelled_at(self._call.key):
+            with self._durable.awaiting(self._call):
+                await trio.sleep_forever()
 
     async def __aenter__(self) -> DurableNursery:
         return self.enter()

@@ -83,7 +83,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
-        raise failed from error
+        raise failed from error  # noqa: ASYNC104 -- it is no cancellation
     finally:
         durable.history.room.give_back()
     text = _encoded(durable, known.name, value)
@@ -162,7 +162,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         failed = failure_of(durable, call, error, undoes=undoes)
         if failed is error:
             raise
-        raise failed from error
+        raise failed from error  # noqa: ASYNC104 -- it is no cancellation
     raise AssertionError("this scope is not cancelled")
 
 
