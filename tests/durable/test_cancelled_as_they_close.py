@@ -44,7 +44,7 @@ async def test_a_job_that_is_cancelled_as_its_cut_block_closes_undoes_the_same_a
             closing.set()
             await told.wait()
 
-    @trees.handlers.job(durable=True, max_attempts=3, **({"timeout": 1} if by == "timeout" else {}))
+    @trees.handlers.job(durable=True, max_attempts=3, timeout=1 if by == "timeout" else None)
     async def order(job: Job) -> str:
         await job.step(do, "charge")
         try:
