@@ -60,7 +60,7 @@ async def test_a_job_that_is_cancelled_as_its_cut_block_closes_undoes_the_same_a
         except BaseException:
             told.set()
             with job.cleanup():
-                await job.step(partial(undo, job), "charge")
+                await job.step(partial(undo, job), "charge")  # noqa: ASYNC102 -- a clean-up has its deadline
             raise
 
     job_id = trees.enqueue("order")

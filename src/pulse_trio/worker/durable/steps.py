@@ -156,7 +156,8 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         if begun is not None and begun.lost and not _is_ended_for_its_idleness(error):
             said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
-            raise durable.fail(DatabaseUnavailable(storable(said)[:_TEXT])) from error
+            lost = durable.fail(DatabaseUnavailable(storable(said)[:_TEXT]))
+            raise lost from error  # noqa: ASYNC104 -- it is no cancellation
         await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC102, ASYNC120 -- the step is done again then
         await durable.quiet.delivering.fails()  # noqa: ASYNC102, ASYNC120 -- it shields itself, until the lease is over
         failed = failure_of(durable, call, error, undoes=undoes)
