@@ -75,12 +75,10 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
-    except BaseException as error:
+    except BaseException as error:  # the function may raise anything; what it has not failed of goes on
         if not _is_its_failure(error):
             raise
-        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC102, ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC102, ASYNC120 -- it shields itself, until the lease is over
-        failed = failure_of(durable, call, error, undoes=undoes)
+        failed = await _failed_of(durable, call, error, undoes=undoes)  # noqa: ASYNC102, ASYNC120 -- no cancellation comes here
         if failed is error:
             raise
         raise failed from error  # noqa: ASYNC104 -- it is no cancellation
@@ -148,7 +146,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise
     except BeyondLimit as error:
         raise durable.fail(error) from None
-    except BaseException as error:
+    except BaseException as error:  # the function may raise anything; what it has not failed of goes on
         if not _is_its_failure(error):
             raise
         if issubclass(type(error), DatabaseUnavailable):
@@ -158,9 +156,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
             lost = durable.fail(DatabaseUnavailable(storable(said)[:_TEXT]))
             raise lost from error  # noqa: ASYNC104 -- it is no cancellation
-        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC102, ASYNC120 -- the step is done again then
-        await durable.quiet.delivering.fails()  # noqa: ASYNC102, ASYNC120 -- it shields itself, until the lease is over
-        failed = failure_of(durable, call, error, undoes=undoes)
+        failed = await _failed_of(durable, call, error, undoes=undoes)  # noqa: ASYNC102, ASYNC120 -- no cancellation comes here
         if failed is error:
             raise
         raise failed from error  # noqa: ASYNC104 -- it is no cancellation
@@ -211,6 +207,13 @@ def _is_its_failure(error: BaseException) -> bool:
         issubclass(type(leaf), (trio.Cancelled, GeneratorExit, EndsHandler)) or raised_by_ctrl_c(leaf)
         for leaf in leaves_of(error)
     )
+
+
+async def _failed_of(durable: Durable, call: Call, error: BaseException, *, undoes: bool) -> BaseException:
+    """`failure_of`, once the replay has no line left, where the step is done again, and other tasks have what came before."""
+    await begin_anew_if_lines_are_left(durable)
+    await durable.quiet.delivering.fails()  # shields itself, until the lease is over
+    return failure_of(durable, call, error, undoes=undoes)
 
 
 def failure_of(durable: Durable, call: Call, error: BaseException, *, undoes: bool) -> BaseException:
