@@ -52,7 +52,11 @@ class Shop:
         async def order(job: Job) -> Any:
             return await body(shop, job)
 
-        self.pay, self.fails = pay, fails
+        @handlers.job
+        async def check() -> None:
+            pass
+
+        self.pay, self.fails, self.check = pay, fails, check
 
     async def begin(self, body: Body) -> None:
         """The old code runs until it waits."""
@@ -327,6 +331,67 @@ async def test_a_child_that_has_done_its_work_is_not_started_again_under_a_key_o
     found = await shop.resume(starts_with(new))
     assert (found["state"], shop.charged) == ("dead", [7, 8])
     assert "an earlier attempt has started the same as child" in found["error"]
+
+
+async def keyed_block(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery() as nursery:
+        paid = [nursery.start_soon(shop.pay.options(child_key=f"card {n}"), n) for n in range(2)]
+    return [one.result for one in paid]
+
+
+async def a_nursery_before(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(shop.check)
+    return await keyed_block(shop, job)
+
+
+async def an_empty_nursery_before(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery():
+        pass
+    return await keyed_block(shop, job)
+
+
+async def a_nursery_and_a_wait_before(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery():
+        pass
+    await job.wait_for_event("go")
+    return await keyed_block(shop, job)
+
+
+@pytest.mark.parametrize("new", [a_nursery_before, an_empty_nursery_before, a_nursery_and_a_wait_before])
+async def test_a_child_that_has_done_its_work_is_not_started_again_behind_a_new_nursery(shop: Shop, new: Body) -> None:
+    """The new block had the number of the old one and ended without its children, and the old one started them again."""
+    await shop.begin(keyed_block)
+    await shop.confirm()
+    found = await shop.resume(new)
+    if new is a_nursery_and_a_wait_before:
+        shop.client.send_event(shop.id, "go")
+        found = await shop.resume(new)
+    await shop.run("cards")
+    assert (found["state"], shop.charged) == ("dead", [0, 1])
+    assert "The code has another block before this one now" in found["error"]
+
+
+async def test_a_loop_that_starts_a_child_later_than_before_goes_on(shop: Shop) -> None:
+    """Which children a turn of it starts is not decided by a step: the first starts one of those that it had started."""
+
+    def starting(*turns: list[int]) -> Body:
+        async def body(shop: Shop, job: Job) -> Any:
+            for turn in turns:
+                async with job.durable_nursery() as nursery:
+                    for n in turn:
+                        nursery.start_soon(shop.pay.options(child_key=f"card {n}"), n)
+
+        return body
+
+    await shop.begin(starting([0, 1], [2]))
+    await shop.resume(starting([0], [1, 2]))
+    await shop.confirm()
+    await shop.resume(starting([0], [1, 2]))
+    await shop.run("cards")
+    await shop.confirm()
+    found = await shop.resume(starting([0], [1, 2]))
+    assert (found["state"], shop.charged) == ("completed", [0, 1, 1, 2])
 
 
 @pytest.mark.parametrize("new", [a_step_instead, step_before, removed])

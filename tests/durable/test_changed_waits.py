@@ -233,3 +233,26 @@ async def test_a_history_without_waits_is_told_of_no_call(trial: Trial, monkeypa
     trial.client.send_event(trial.id, "paid")
     found = await trial.resume(plain)
     assert (found["result"], told) == ("fits", [])
+
+
+async def test_a_deadline_that_has_struck_stays_so_where_the_new_code_awaits_nothing_in_it(trial: Trial) -> None:
+    """The first attempt of the new code found that it had struck, and noted that it had cut nothing short: the next one took
+    the other way."""
+
+    def hurries(*, awaits: bool) -> Body:
+        async def body(trial: Trial, job: Job) -> str:
+            with job.move_on_after(LONG) as patience:
+                if awaits:
+                    await job.wait_for_event("paid")
+            for _ in range(3):
+                await job.wait_for_event("paid late" if patience.cancelled_caught else "shipped")
+            return "late" if patience.cancelled_caught else "in time"
+
+        return body
+
+    await trial.begin(hurries(awaits=True))
+    await trial.time_passes(hurries(awaits=True))
+    for _ in range(3):
+        trial.client.send_event(trial.id, "paid late")
+        found = await trial.resume(hurries(awaits=False))
+    assert found["result"] == "late"

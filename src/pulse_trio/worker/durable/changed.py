@@ -215,7 +215,7 @@ async def _check(durable: Durable, number: int, now: str, call: Call | None = No
     claim, trees = durable.running.claim, durable.parts.trees
     fence = Fence(claim.id, claim.attempt, claim.session)
     members: list[Member] = await answered(lambda: trees.members(fence, number))
-    left = [member for member in members if not _is_over(durable, member)]
+    left = [member for member in members if not is_over(durable, member)]
     if left:
         resumed = durable.history.replay.resumed
         key = number - (0 if resumed is None else resumed.first_block)
@@ -228,7 +228,7 @@ async def _check(durable: Durable, number: int, now: str, call: Call | None = No
         raise misfit(durable, mismatch, {} if call is None else {trio.lowlevel.current_task(): call})
 
 
-def _is_over(durable: Durable, member: Member) -> bool:
+def is_over(durable: Durable, member: Member) -> bool:
     """Whether nothing is lost of a child that is not waited for: it was cut, or an attempt has failed of it."""
     resumed = durable.history.replay.resumed
     failed_of = None if resumed is None else resumed.forgotten

@@ -25,6 +25,7 @@ from .half_undone import failed_before
 from .interrupted import Interrupted, is_undone
 from .mismatches import failed_no_more
 from .nursery import DurableNursery
+from .other_keys import note_dropped
 from .scopes import Scope
 from .seen import note_what_was_seen
 from .shielding import shielded_from_scopes
@@ -160,7 +161,9 @@ class Opened:
             call.fail_blocks = () if block.collect else (block.number,)
             with self._durable.awaiting(call):
                 if left_over:
-                    left_over = any(member.key not in block.by_key for member in await block.learn())
+                    members = await block.learn()
+                    left_over = any(member.key not in block.by_key for member in members)
+                    note_dropped(block, members)
                 while not (block.failures and not block.collect):
                     if block.all_ended:
                         if await block.is_over():

@@ -1,4 +1,9 @@
-"""Children that new code gives a `child_key`, or takes it from, while their block is open.
+"""Children that an earlier attempt has started, and that new code is about to start once more as others.
+
+So it is where the code gives them a `child_key`, or takes it from them, while their block is open. And where it has a new
+durable nursery before theirs: a block has the number of its call, so the new one has that of the old one, whose children it
+leaves out, and the old one starts them again. (Where the new block has taken none of them over, that is. One that starts some
+of them has one child fewer.)
 
 A later attempt asks before it starts children again, in one statement for up to 1,000 of them. One whose block has none of
 earlier attempts asks for nothing."""
@@ -8,36 +13,70 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ReplayMismatch
+from .changed import is_over
 from .tree_store import answered
+from .unopened import DROPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ...store.trees import NewChild
+    from ...store.trees import Member, NewChild
     from .block import Block
     from .children import Child
 
 
 async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]]) -> None:
     """The block is about to start these children. Raises `ReplayMismatch` if one is a child of an earlier attempt by its kind
-    and arguments, which had no `child_key` and now has one, or the reverse: what that has done would be done again."""
-    durable = block.durable
-    resumed = durable.history.replay.resumed
-    if resumed is None or block.number not in resumed.blocks:
+    and arguments, which this attempt has left out, or which had no `child_key` and now has one, or the reverse: what that has
+    done would be done again."""
+    replay = block.durable.history.replay
+    resumed, dropped = replay.resumed, replay.unopened.dropped
+    if resumed is None:
         return
-    trees, digests = durable.parts.trees, [new.digest for _, new in batch]
-    found = await answered(lambda: trees.children_like(block.fence, block.number, digests))
-    known = {key for key, _, _ in found}
-    left = {digest: (key, its_id) for key, its_id, digest in found if key not in block.by_key}
-    for child, new in batch:
-        had, its_id = left.get(new.digest, (new.key, 0))
-        if new.key not in known and had.startswith("#") is not new.key.startswith("#"):
-            job_id = durable.running.claim.id
-            raise durable.fail(
-                ReplayMismatch(
-                    f"job {job_id}, child {new.key!r} ({child.kind}) is new, and an earlier attempt has started the same as "
-                    f"child {had!r}, job {its_id}, which this one has not started: what that does would be done again. "
-                    "The code gives its children other keys now: branch on job.version, or run it again from the beginning: "
-                    f"pulse-trio jobs retry {job_id} --afresh"
+    known = set[str]()
+    if block.number in resumed.blocks:
+        found = await _children_like(block, block.number, batch)
+        known = {key for key, _, _ in found}
+        left = {digest: (key, its_id) for key, its_id, digest in found if key not in block.by_key}
+        for child, new in batch:
+            had, its_id = left.get(new.digest, (new.key, 0))
+            if new.key not in known and had.startswith("#") is not new.key.startswith("#"):
+                raise _would_run_again(
+                    block, child, f"as child {had!r}, job {its_id}", "gives its children other keys now"
                 )
-            )
+        if any(new.key in known for _, new in batch):
+            replay.unopened.taken_over.add(block.number)
+    for number in dropped - {block.number}:
+        before = {(key, digest): its_id for key, its_id, digest in await _children_like(block, number, batch)}
+        for child, new in batch:
+            if new.key not in known and (its_id := before.get((new.key, new.digest))) is not None:
+                raise _would_run_again(
+                    block, child, f"in another block, job {its_id}", "has another block before this one now"
+                )
+
+
+def note_dropped(block: Block, members: Iterable[Member]) -> None:
+    """The block ends. These are its children, also of the attempts before. Remembers it if these had started others."""
+    replay = block.durable.history.replay
+    left = any(member.key not in block.by_key and not is_over(block.durable, member) for member in members)
+    if left and block.number not in replay.unopened.taken_over:
+        replay.unopened.dropped.add(block.number)
+        block.durable.history.moment(DROPPED, float(block.number), anew=True)
+
+
+async def _children_like(
+    block: Block, number: int, batch: Sequence[tuple[Child[Any], NewChild]]
+) -> list[tuple[str, int, bytes]]:
+    digests = [new.digest for _, new in batch]
+    return await answered(lambda: block.durable.parts.trees.children_like(block.fence, number, digests))
+
+
+def _would_run_again(block: Block, child: Child[Any], had: str, code: str) -> Exception:
+    job_id = block.durable.running.claim.id
+    return block.durable.fail(
+        ReplayMismatch(
+            f"job {job_id}, child {child.key!r} ({child.kind}) is new, and an earlier attempt has started the same {had}, "
+            f"which this one has not started: what that does would be done again. The code {code}: branch on job.version, or "
+            f"run it again from the beginning: pulse-trio jobs retry {job_id} --afresh"
+        )
+    )

@@ -82,8 +82,7 @@ class Replay:
             if line.kind is Kind.MOMENT:
                 moments.append(line)
                 self.moments[line.key] = float(line.value or 0)
-                if line.name:
-                    self.unopened.within[line.key] = line.name
+                self.unopened.told(line)
             else:
                 ordered.append(line)
         self._out_of_order = _OutOfOrder([line for line in ordered if line.kind in CANCELLATIONS])

@@ -270,7 +270,7 @@ class Scope(NoScopeOfTrios):
         """The history has come to where it struck."""
         self._stood, self.line = stood(line), line.line
         told = late_key(self.key) in self._durable.history.replay.moments
-        self._so_far.cuts_again = not (self._stood.late or self._stood.at or told)
+        self._so_far.cuts_again = not (self._stood.late or told)
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self, *, raises: bool) -> None:
@@ -303,17 +303,23 @@ class Scope(NoScopeOfTrios):
             # A plain await in it is quicker than the calls of other tasks that stood when it struck.
             self._so_far.in_time = True
             self.strike_again(line)
-        self._so_far.in_time |= error is None and self._so_far.cuts_again
+        self._so_far.in_time |= error is None and self._is_over_sooner()
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
             if self._so_far.late is None:
                 self._so_far.outer = self.is_cut_from_outside
                 self._so_far.late = not comes_from_a_cancellation(error) or self._so_far.outer
-                if self._so_far.late and self.line is not None and replay.over:
+                if self._so_far.late and self.line is not None and replay.over and not self._so_far.in_time:
                     # Its line was written before that was known, because those of other tasks came after it.
                     self._durable.history.moment(late_key(self.key), float(self.line))
         else:
             self._ends_in_time(raises=error is not None)
+
+    def _is_over_sooner(self) -> bool:
+        """Whether it had cut something short in an attempt before, and nothing in this one: not even a durable call, whose
+        cancellation the handler has swallowed. A plain await was quicker, or the code has changed."""
+        cut_calls = self._stood is not None and self._stood.at
+        return self._so_far.cuts_again and not (cut_calls and self._so_far.late is False)
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation(of=self)

@@ -28,7 +28,7 @@ class SoFar:
     opened: bool = False
     """Whether it struck as it was opened."""
     cuts_again: bool = False
-    """Whether it has struck again, and had cut plain awaits short in an attempt before."""
+    """Whether it has struck again, and had cut something short in an attempt before."""
     in_time: bool = False
     """Whether its block has ended in time all the same."""
     late: bool | None = None

@@ -17,11 +17,16 @@ from .under_way import UnderWay
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ...lines import Line
+
 OUTERMOST = "0:job"
 """What is around a scope that is in no other. No key of a handler's looks like it."""
 _BODY = "{} body"
 _REMEMBERED = {"scope": "{}:scope", "event": "{}:event", "sleep": "{}:sleep", "block": "{}:block body"}
 """The moments that a call with a number may have, by its kind."""
+DROPPED = "0:dropped"
+"""The key of the moments that say that a block has ended in an attempt that had started none of the children which those before
+had started in it; the value is its number."""
 
 
 def body_key(key: str) -> str:
@@ -54,7 +59,9 @@ class Unopened:
         "_moments",
         "_skipped",
         "_unknown",
+        "dropped",
         "suspects",
+        "taken_over",
         "waits",
         "within",
     )
@@ -78,6 +85,17 @@ class Unopened:
         """Those that the main task may leave out."""
         self.suspects: dict[int | str, Passed] = {}
         """Those that it should have opened, it seems, with the call that it made; and so the waits, by their keys."""
+        self.taken_over = set[int]()
+        """Those of which this attempt has started a child again."""
+        self.dropped = set[int]()
+        """Those that have ended with other children than they had (other_keys.py)."""
+
+    def told(self, moment: Line) -> None:
+        """The history has this moment."""
+        if moment.name:
+            self.within[moment.key] = moment.name
+        if moment.key == DROPPED:
+            self.dropped.add(int(float(moment.value or 0)))
 
     def found(self, numbers: Iterable[int], moments: Mapping[str, float], first_block: int) -> None:
         """The numbers of the blocks that have children and no end, as this attempt begins."""
