@@ -394,6 +394,26 @@ async def test_a_loop_that_starts_a_child_later_than_before_goes_on(shop: Shop) 
     assert (found["state"], shop.charged) == ("completed", [0, 1, 1, 2])
 
 
+async def test_code_that_fits_goes_on_after_a_scope_and_its_nursery_were_moved_for_a_while(shop: Shop) -> None:
+    """What the attempt that did not fit had remembered of its nursery was taken for a call of the code that does."""
+
+    async def fits(shop: Shop, job: Job) -> Any:
+        await job.step(shop.note, "begun")
+        return await block_in_a_scope(shop, job)
+
+    async def moved(shop: Shop, job: Job) -> Any:
+        await block_in_a_scope(shop, job)
+        await job.step(shop.note, "begun")
+
+    await shop.begin(fits)
+    await shop.confirm()
+    found = await shop.resume(moved)
+    assert (found["state"], shop.charged) == ("dead", [0, 1])
+    shop.client.retry(shop.id)
+    found = await shop.resume(fits)
+    assert (found["state"], found["error"], shop.charged, shop.done) == ("completed", None, [0, 1], ["begun"])
+
+
 @pytest.mark.parametrize("new", [a_step_instead, step_before, removed])
 async def test_a_job_that_is_cancelled_calls_nothing_new_where_its_block_was(shop: Shop, new: Body) -> None:
     """The cancellation waited for the block to be opened again. Meanwhile the new code went on, and the job was completed."""

@@ -36,7 +36,7 @@ _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY
 """What else the history has under names that are made from the key of a call."""
 OURS = re.compile(r"\d+:[a-z]+")
 """The keys that no handler gives."""
-_REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")
+REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")
 """The numbered keys that have moments."""
 KEYED, HIGHEST = 2**20, 2**30
 """The numbers of blocks with a key stand between them; the others have that of their call."""
@@ -204,7 +204,7 @@ def block_number(key: str, moments: Mapping[str, float]) -> int | None:
 
 def highest_number(moments: Iterable[str], blocks: Iterable[int]) -> int:
     """The highest number of a main task's call of which there is more than a line: a moment, or the children of a block."""
-    numbers = [int(key.partition(":")[0]) for key in moments if _REMEMBERED.fullmatch(key)]
+    numbers = [int(key.partition(":")[0]) for key in moments if REMEMBERED.fullmatch(key)]
     return max(numbers + [number for number in blocks if number <= KEYED], default=0)
 
 

@@ -19,6 +19,7 @@ from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
 from .replay import Replay
 from .standing import is_behind_a_cut, is_cut_now
+from .under_way import of_code_that_fits
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -71,7 +72,8 @@ async def resume(durable: Durable) -> None:
     size = sum(len(line.value or "") for line in found.lines)
     replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found
-    replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
+    moments = of_code_that_fits(replay.moments, found.lines)
+    replay.unopened.found(set(found.blocks) - _ended(found, replay), moments, found.first_block)
     replay.unopened.waits.events.update(found.events)
     learn_what_was_undone(replay.unopened.waits, found.lines)
     durable.history.resumed(replay, found.last, size, known=found.known)
