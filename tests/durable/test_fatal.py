@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient, UsageError
+from pulse_trio import Discard, Fixed, Job, RetryAfter, Snooze, StepFailed, SyncClient, UsageError
 from pulse_trio.worker.durable import room
 
 if TYPE_CHECKING:
@@ -208,6 +209,62 @@ async def test_what_a_step_says_of_its_job_comes_again_where_the_handler_has_cau
         if said is not None
         else caught[1] == "Discard: ExceptionGroup: of one (1 sub-exception): Discard: no such account"
     )
+
+
+@pytest.mark.parametrize("how", ["as it is", "in a nursery"])
+async def test_a_snooze_of_a_step_does_not_last_for_ever_after_a_compensation(trees: Trees, how: str) -> None:
+    """No attempt called the step again, and none used the budget."""
+    calls: list[str] = []
+
+    async def ask() -> None:
+        calls.append("ask")
+        raise Snooze(0)
+
+    async def free() -> None:
+        calls.append("free")
+
+    @trees.handlers.job(durable=True, max_attempts=3, retry=Fixed(0))
+    async def order(job: Job) -> None:
+        try:
+            if how == "as it is":
+                await job.step(ask)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(job.step, ask, key="ask"))
+        except BaseException:
+            with job.cleanup():
+                await job.step(free)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], calls) == ("dead", 3, ["ask", "free"])
+    assert found["error"].startswith("StepFailed: A step has raised Snooze, and the handler has made durable calls")
+
+
+async def test_a_snooze_of_a_step_that_follows_the_failure_of_another_waits_as_often_as_it_must(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def charge() -> None:
+        raise OSError("away")
+
+    async def ask() -> None:
+        calls.append("ask")
+        if len(calls) < 5:
+            raise Snooze(0)
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(charge)
+        except StepFailed:
+            await job.step(ask)
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+    assert (trees.job(job_id)["state"], len(calls)) == ("completed", 5)
 
 
 async def test_a_discard_of_a_step_is_the_jobs_after_a_compensation_that_a_kill_interrupts(trees: Trees) -> None:

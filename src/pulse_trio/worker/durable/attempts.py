@@ -27,6 +27,7 @@ from .left_behind import await_left_behind
 from .once_more import leaves_undone
 from .reordering import begin_anew
 from .resuming import history_of, resume
+from .snoozes import as_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -295,8 +296,9 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             steps = reason is not None and (reason != "timeout" or durable.cancelling.is_written)
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         await _replay_beside(durable, error)  # noqa: ASYNC102 -- shielded inside, with a deadline
-        given_up = await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
-        await leaves_undone(durable, given_up or error)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        instead = await remember(durable, error)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        instead = instead or as_failure(durable, error)
+        await leaves_undone(durable, instead or error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = _came_too_early(durable)
         again = again or await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         if again:
@@ -308,8 +310,8 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
                 raise ending  # noqa: ASYNC104, B904 -- none is among them; its cause is the handler's
             if error is not durable.fatal:
                 raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
-        if given_up is not None:
-            raise given_up from error  # noqa: ASYNC104 -- what the handler raised was no `Cancelled`
+        if instead is not None:
+            raise instead from error  # noqa: ASYNC104 -- what the handler raised was no `Cancelled`
         if _says_nothing(durable, error):
             ended = f"the handler has unwound ({durable.running.cancel_reason}), and raised what came of that"
             raise DurableCallRefused(ended) from error  # noqa: ASYNC104 -- it ends the attempt as the `Cancelled` would

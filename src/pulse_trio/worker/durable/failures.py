@@ -14,8 +14,7 @@ marked `forgotten` and `needed` as that is. A failure that the handler has ended
 job's nursery makes a call in its `job.cleanup()`: it is cancelled for that failure alone.
 
 `discard`, `retry-after`, `retry-afresh`, `snooze`: the step has raised what says something of its job, and so it does again
-in later attempts.
-Workers before 0102 raise `StepFailed` there.
+in later attempts. Workers before 0102 raise `StepFailed` there.
 """
 
 from __future__ import annotations
@@ -204,8 +203,14 @@ class Failures:
         """Whether an exception of the handler is what it has gone on after, and comes again, or comes from that by its cause:
         no attempt can end otherwise. What the handler raises as its word on the job needs no cause. So it is with a failure
         that an attempt before has gone on after: a block's, whose body was cut short and has undone its part."""
-        bound = (failure for failure in self._open if failure.binds)
-        return _comes_from(error, _ids([*(one.error for one in (*self._taken, *bound)), *self.answered]))
+        return _comes_from(error, _ids([*self._come_again(), *self.answered]))
+
+    def comes_again(self, error: BaseException) -> bool:
+        """Whether each attempt gets this very exception."""
+        return id(error) in _ids(self._come_again())
+
+    def _come_again(self) -> list[BaseException]:
+        return [one.error for one in (*self._taken, *self._open) if one.binds or one in self._taken]
 
     def has_undone(self, error: BaseException) -> bool:
         """Whether an exception of the handler is a failure of plain code, or comes from one by its cause, for which each
@@ -311,15 +316,10 @@ class Failures:
 
     def forget(self) -> None:
         """The attempt has ended, to which the exceptions refer by their tracebacks."""
-        self._open.clear()
-        self._taken.clear()
+        for errors in (self._open, self._taken, self._undoing, self._left, self.undone, self.answered, self.instead):
+            errors.clear()
         self.clean_ups.forget()
-        self.undone.clear()
         self.handler_failed = None
-        self.answered.clear()
-        self.instead.clear()
-        self._undoing.clear()
-        self._left.clear()
 
 
 def mark(line: int, said: Mark | OfJob) -> str:
