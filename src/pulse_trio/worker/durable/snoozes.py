@@ -1,7 +1,8 @@
 """A `Snooze` that a step has raised, and after which the handler has made durable calls, to undo what it did, say.
 
-It is a line then, and each attempt gets it again there. A snooze uses no budget, so a job that ends with it would go on for ever
-(184 attempts in 20 s were seen). It counts as a failure, as what else a step raises does."""
+It is a line then, and each attempt gets it again there. A snooze uses no budget, so a job that ends with it would go on for
+ever (184 attempts in 20 s were seen). It counts as a failure, as what else a step raises does.
+"""
 
 from __future__ import annotations
 
