@@ -201,3 +201,37 @@ def test_it_runs_without_an_event_loop() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_it_runs_under_asyncio(anyio_backend: str) -> None:
     assert (await run_job(waits, events={"approved": "Ada"})).result == "Ada"
+
+
+def packed(order: int, parcel: int) -> int:
+    return order + parcel
+
+
+async def packed_later(order: int, parcel: int) -> int:
+    await trio.lowlevel.checkpoint()
+    return order + parcel
+
+
+def packed_by_its_job(job: Job, parcel: int, order: int) -> int:
+    return order + parcel * job.attempt // job.max_attempts
+
+
+@pytest.mark.parametrize("function", [packed, packed_later, packed_by_its_job])
+async def test_a_function_in_the_place_of_a_child_has_its_arguments_and_not_its_job(function: Any) -> None:
+    """Unless it asks for that by its name."""
+    run = await run_job(order, 40, [2], children={label: "a.pdf", pack: function}, events={"approved": "Ada"})
+    assert (run.outcome, [child.result for child in run.children]) == ("completed", ["a.pdf", 42])
+
+
+@pytest.mark.parametrize("reason", ["shutdown", "fence-lost", "lease-unproven"])
+async def test_what_happens_to_workers_does_not_reach_a_suspended_job(reason: Any) -> None:
+    """The run waited for ever, or had the state "scheduled"."""
+
+    async def waits(job: Job) -> None:
+        await job.wait_for_event("approved", timeout=3600)
+
+    durable = Handlers().job(durable=True)(waits)
+    with trio.fail_after(60):
+        run = await run_job(durable, cancel_after=1800, cancel_reason=reason)
+    assert (run.outcome, run.state, run.delay) == ("suspended", State.SUSPENDED, None)
+    assert run.waits_for == "the event 'approved' or the end of a wait"

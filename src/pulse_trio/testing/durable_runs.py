@@ -93,6 +93,13 @@ class Resuming:
                 await changed.wait()
         time.cancel_at = math.inf
 
+    def ends_suspended(self) -> bool:
+        """What happens to a worker does not reach a job that is suspended: no worker holds it, and it has no lease. Returns
+        whether it is, and stays so."""
+        if self._tree.waits is not None:
+            self.stuck = self._tree.waits_for
+        return self._tree.waits is not None
+
     def cancel(self, message: str | None, cause: CancelReason) -> None:
         """Cancels the job, for a person or with the cause that a tree has."""
         tree, job = self._tree, self._job

@@ -79,7 +79,7 @@ async def run_job(
         within: seconds of real time after which it is given up.
         handlers: the registry that the handler belongs to, for what is declared there beside it.
         children: for a durable handler, what children come to instead of running: by handler or kind a result, an exception,
-            or a function of the child's arguments. The others run in place, with `handlers`, to their end.
+            or a function of the child's arguments, which may be async. The others run in place, with `handlers`, to their end.
         events: for a durable handler, what is sent to its job before it begins: payloads by name, or pairs of both.
         resources: what is given in the place of resources, which then are not opened: by name, or by the type that is asked for
             (as `Client`). Of the others, those that other handlers of the registry ask for are not opened either.
@@ -328,6 +328,9 @@ class _OneAttempt:
             return
         await watch.started.wait()
         await resuming.pass_after(how.after)
+        if how.reason in ("shutdown", "fence-lost", "lease-unproven") and resuming.ends_suspended():
+            worker.stop_now()
+            return
         match how.reason:
             case "fence-lost":
                 memory.database.steal(job.id)

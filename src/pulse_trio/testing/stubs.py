@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,7 +11,7 @@ from ..errors import ConfigurationError
 from ..handlers import Handler, Handlers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def with_stubs(
@@ -52,6 +53,20 @@ def _stub(handler: Handler[..., Any], result: Any) -> Handler[..., Any]:
     async def stub(*args: Any, **kwargs: Any) -> Any:
         if isinstance(result, BaseException):
             raise result
-        return result(*args, **kwargs) if callable(result) else result
+        if not callable(result):
+            return result
+        # Neither its Job nor its resources, unless the function asks for them by name.
+        names = {p.name for p in handler.signature.parameters} | asked
+        returned = result(*args, **{name: value for name, value in kwargs.items() if name in names})
+        return await returned if inspect.isawaitable(returned) else returned
+
+    asked = _names_of(result) if callable(result) else frozenset[str]()
 
     return replace(handler, function=stub, runs="trio", durability=None)
+
+
+def _names_of(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin that says nothing of its parameters
+        return frozenset()

@@ -130,7 +130,9 @@ class MemoryTree:
         waits = self.waits
         assert waits is not None  # noqa: S101 -- it is suspended
         said = [f"the event {name!r}" for name in waits.events]
-        return " or ".join([*said, *(["its children"] if waits.blocks else [])]) or "nothing"
+        said += ["its children"] if waits.blocks else []
+        said += ["the end of a wait"] if waits.until is not None else []
+        return " or ".join(said) or "nothing"
 
     @property
     def any_runs(self) -> bool:
