@@ -3,6 +3,7 @@ and the next one replays again."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -68,7 +69,7 @@ AROUND: dict[str, Callable[[Job], Any]] = {
     "trio.move_on_after": lambda _: plainly(trio.move_on_after(3600)),
     "a nursery": lambda _: in_a_nursery(),
 }
-FAILURES = {"error": OSError("down"), "snooze": Snooze(0), "retry-after": RetryAfter(0)}
+FAILURES = {"error": OSError("down"), "snooze": Snooze(0), "retry-after": RetryAfter(0), "exit": SystemExit(1)}
 
 
 @pytest.mark.parametrize("around", AROUND)
@@ -98,7 +99,7 @@ async def test_a_task_that_is_cut_before_the_line_of_the_one_that_fails_is_no_mi
     job_id = trees.enqueue("order")
     found = await trees.ended(job_id)
     assert (found["state"], found["result"]) == ("completed", "all fetched")
-    second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    second = "snoozed" if failure == "snooze" else "failed"
     assert outcomes(trees, job_id) == ["failed", second, "completed"]
     assert pages.called == ["b", "a"]
 
@@ -348,7 +349,7 @@ async def test_plain_code_that_fails_before_a_block_that_is_open_undoes_nothing(
     await trees.burst(queues=["default"])
     found = await trees.ended(job_id)
     assert (found["state"], found["result"], ledger) == ("completed", "packed", ["charged"])
-    second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    second = "snoozed" if failure == "snooze" else "failed"
     assert outcomes(trees, job_id) == ["suspended", second, "completed"]
 
 
@@ -381,7 +382,7 @@ async def test_plain_code_that_fails_before_a_wait_for_an_event_undoes_nothing(
     SyncClient(trees.dsn).send_event(job_id, "approved", "yes")
     found = await trees.ended(job_id)
     assert (found["state"], found["result"], ledger) == ("completed", "yes", ["charged"])
-    then = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    then = "snoozed" if failure == "snooze" else "failed"
     assert outcomes(trees, job_id) == ["suspended", then, then, "completed"]
 
 
@@ -735,3 +736,29 @@ async def test_a_block_in_the_handling_of_plain_code_is_opened_again(trees: Tree
             go_on.set()
         found = await trees.ended(job_id)
     assert (found["state"], found["result"]) == ("completed", "packed")
+
+
+async def test_a_sys_exit_of_plain_code_that_was_undone_is_named(trees: Trees) -> None:
+    """The error said that the code had changed."""
+    bank: list[str] = []
+
+    async def note(what: str) -> None:
+        bank.append(what)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(note, "charged")
+        try:
+            if job.attempt == 1:
+                sys.exit("no licence")
+            await job.step(note, "shipped")
+            await job.step(note, "told")
+        except BaseException:
+            with job.cleanup():
+                await job.step(note, "called back")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await job.sleep(0)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    found = await trees.ended(trees.enqueue("order"))
+    assert (found["state"], bank) == ("dead", ["charged", "called back"])
+    assert "An attempt before failed of plain code (SystemExit: no licence)" in found["error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -254,12 +254,9 @@ async def _end_beside(durable: Durable, error: BaseException) -> None:
         return
     if is_asked_by(error):
         return  # it waits for them itself (afresh.py)
-    if not issubclass(type(error), Exception) or not durable.quiet.others_run():
+    if not durable.quiet.others_run() or not is_plain(durable, error):
         return
-    failure = cast("Exception", error)
-    if not is_plain(durable, failure):
-        return
-    durable.failures.handler_failed = failure
+    durable.failures.handler_failed = error
     with trio.CancelScope(shield=True):
         running.scope_nursery.cancel_scope.cancel()
         await running.children_ended()

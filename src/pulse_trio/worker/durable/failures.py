@@ -143,13 +143,13 @@ class Failures:
         """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
         self.detour = Detour()
         self.clean_ups = CleanUps()
-        self.undone: list[Exception] = []
+        self.undone: list[BaseException] = []
         """The failures of plain code because of which a `job.cleanup()` has made durable calls."""
-        self.handler_failed: Exception | None = None
+        self.handler_failed: BaseException | None = None
         """Of plain code, with which the handler has ended while tasks in the job's nursery run: they are cancelled for it."""
         self.instead: dict[Call, Exception] = {}
         """What calls fail of that wait for their turn in the replay (half_undone.py)."""
-        self.answered: list[Exception] = []
+        self.answered: list[BaseException] = []
         """What durable calls have raised, a wait's `TimeoutError` too, and others were made because of: it comes again."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""

@@ -32,7 +32,8 @@ _TEXT = 200
 """Characters of its headline that are remembered."""
 _OURS = f"{__name__.partition('.')[0]}."
 
-
+OF_CODE = (Exception, SystemExit)
+"""What plain code may fail of: a library of the user's calls `sys.exit()`, and the attempt has failed."""
 UNDONE = "0:undone"
 """The key of the moment that says, with its name, of which failure of plain code durable calls are made live. It is written
 before the first of these: its worker may be lost when the refund is paid, and before that has a line. 1.0: nobody need ask;
@@ -46,7 +47,7 @@ the handler had failed where it would have made it, and another task undid somet
 class Interrupted(Exception):
     """What the call raises. `error` is what the attempt ends with."""
 
-    def __init__(self, error: Exception, mismatch: ReplayMismatch) -> None:
+    def __init__(self, error: BaseException, mismatch: ReplayMismatch) -> None:
         found = str(mismatch).partition(". ")[0]
         super().__init__(
             f"the handler has failed while it replayed its history ({headline_of(error)}), and what it calls then is refused: "
@@ -91,7 +92,7 @@ def _undoes_more(durable: Durable, call: Call, failure: str, key: str | None) ->
     )
 
 
-def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
+def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> BaseException | None:
     """The exception of plain code because of which one of these was made: in its handling, or in the clean-up of a task that
     was cancelled for it."""
     return next((error for error in _behind(durable, calls) if is_plain(durable, error)), None)
@@ -100,18 +101,18 @@ def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) ->
 def is_partly_plain(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> bool:
     """Whether one of these was made because of plain code, or of that and a step: a nursery's group has both."""
     return any(
-        isinstance(leaf, Exception) and is_plain(durable, leaf)
+        issubclass(type(leaf), OF_CODE) and is_plain(durable, leaf)
         for error in _behind(durable, calls)
         for leaf in leaves_of(error)
     )
 
 
-def _behind(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> list[Exception]:
+def _behind(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> list[BaseException]:
     """The exceptions because of which they were made."""
     found = [call.handles for call in calls.values() if call.handles is not None]
     for task in calls:
         found += _failures_around(durable, task)
-    return [error for error in found if isinstance(error, Exception)]
+    return [error for error in found if all(issubclass(type(leaf), OF_CODE) for leaf in leaves_of(error))]
 
 
 def note_plain_failure(durable: Durable, call: Call) -> bool:
@@ -125,7 +126,8 @@ def note_plain_failure(durable: Durable, call: Call) -> bool:
         failures.undone.append(error)
     if (
         error is None
-        and isinstance(call.handles, Exception)
+        and call.handles is not None
+        and issubclass(type(call.handles), OF_CODE)
         and all(one is not call.handles for one in failures.answered)
     ):
         failures.answered.append(call.handles)
@@ -263,12 +265,12 @@ def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Itera
         task = None if task is durable.running.task or task.parent_nursery is None else task.parent_nursery.parent_task
 
 
-def is_plain(durable: Durable, error: Exception) -> bool:
+def is_plain(durable: Durable, error: BaseException) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
     in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either. What
     comes out of a block that was cut short comes again only if that is cut short again, by plain code it may be."""
     cut_blocks = durable.quiet.cut_blocks
-    return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(
+    return all(issubclass(type(leaf), OF_CODE) for leaf in leaves_of(error)) and not any(
         issubclass(type(one), (trio.Cancelled, ChildFailed))
         or durable.failures.has_raised(one)
         or (_is_raised_by_us(one) and not issubclass(type(one), FailedBefore))
@@ -284,6 +286,6 @@ def _is_raised_by_us(error: BaseException) -> bool:
     return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith(_OURS)
 
 
-def ends_with(fatal: Exception) -> Exception:
+def ends_with(fatal: Exception) -> BaseException:
     """What the attempt ends with, if a call of it has raised this."""
     return fatal.error if isinstance(fatal, Interrupted) else fatal
