@@ -205,8 +205,10 @@ async def test_connections_that_a_restart_has_cut_fail_no_call(dsn: str, window:
 async def test_a_wait_ends_with_its_clients_block(limit: float | None, dsn: str) -> None:
     """It went on for ever, though the job had ended."""
     errors: list[str] = []
+    begun = anyio.Event()
 
     async def wait(ref: JobRef[int]) -> None:
+        begun.set()
         with pytest.raises(UsageError) as raised:
             await ref.wait(limit)
         errors.append(str(raised.value))
@@ -215,7 +217,8 @@ async def test_a_wait_ends_with_its_clients_block(limit: float | None, dsn: str)
         async with anyio.create_task_group() as tasks, open_client(dsn) as client:
             ref = await client.enqueue(add.options(delay=999), 1)
             tasks.start_soon(wait, ref)
-            await anyio.wait_all_tasks_blocked()
+            await begun.wait()
+            await ref.status()  # a round trip, in which the wait begins
     assert errors == [CLOSED]
 
 

@@ -492,3 +492,25 @@ async def test_a_step_that_fails_in_a_nursery_of_its_own_says_of_what(trees: Tre
         "StepFailed: Step fetch failed: ExceptionGroup: Exceptions from Trio nursery (2 sub-exceptions): "
     )
     assert "ValueError: no paper at all" in error
+
+
+async def test_a_durable_nursery_that_is_open_is_not_entered_again(trees: Trees) -> None:
+    """Trio said that its stack of cancel scopes was corrupted. One that has ended may be."""
+
+    @trees.handlers.job
+    async def pack(number: int) -> int:
+        return number
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[int]:
+        opened, packed = job.durable_nursery(), []
+        for number in range(2):
+            async with opened as nursery:
+                child = nursery.start_soon(pack, number)
+                with pytest.raises(UsageError, match=r"This job.durable_nursery\(\) is open already"):
+                    await opened.__aenter__()
+            packed.append(child.result)
+        return packed
+
+    found = await trees.ended(trees.enqueue("order"))
+    assert (found["result"], found["error"]) == ([0, 1], None)

@@ -35,6 +35,8 @@ class _Entering:
 
     async def __aenter__(self) -> DurableNursery:
         self._durable.running.run.check(_WHAT)
+        if self._opened is not None:
+            raise UsageError(f"This {_WHAT}() is open already: call {_WHAT}() anew for each `async with`.")
         entering, task = self._durable.quiet.cut_blocks.entering, trio.lowlevel.current_task()
         entering.add(task)
         try:
@@ -52,7 +54,10 @@ class _Entering:
     ) -> bool:
         self._durable.running.run.check(_WHAT)
         assert self._opened is not None  # noqa: S101 -- it was entered
-        return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+        try:
+            return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+        finally:
+            self._opened = None
 
     def __enter__(self) -> NoReturn:
         raise UsageError("job.durable_nursery() needs `async with job.durable_nursery() as nursery:`, not `with`.")
