@@ -198,6 +198,10 @@ async def test_an_attempt_that_has_not_come_to_all_that_was_done_forgets_nothing
     job_id = trees.enqueue(order.kind)
     assert (await trees.ended(job_id))["state"] == "completed"
     assert bank.book == ["charge", "ship"]
+    errors = trees.window.run("SELECT error FROM attempts WHERE job_id = %s ORDER BY attempt", job_id)
+    assert ["The history is kept: this attempt failed before" in (row["error"] or "") for row in errors] == [
+        False, True, False,
+    ]  # fmt: skip
 
 
 async def test_a_task_that_fails_in_its_clean_up_keeps_the_history(trees: Trees) -> None:

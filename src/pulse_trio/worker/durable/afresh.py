@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 AFRESH = "0:afresh"
 """The key of the moment that says it. See migrations/0109_begin_afresh.sql."""
+_KEPT = (
+    "(The history is kept: this attempt failed before it had come to all that earlier ones did, a durable nursery whose children "
+    "they have started, say, so it cannot have undone that. The next attempt goes on with the history.)"
+)
 
 
 def is_asked_by(error: BaseException) -> bool:
@@ -41,6 +45,11 @@ def _says_so(error: BaseException) -> bool:
         return False
 
 
+def _add_note(error: BaseException) -> None:
+    with suppress(Exception):  # a method of the user's may raise anything, and then nothing is noted
+        ask(lambda: error.add_note(_KEPT))
+
+
 async def remember(durable: Durable, error: BaseException) -> Discard | None:
     """The handler ends with `error`. Remembers that the next attempt begins from the beginning, if that says so: not of a job
     that is being cancelled, and not before the replay has come to all that was done, which the handler cannot have undone.
@@ -49,7 +58,10 @@ async def remember(durable: Durable, error: BaseException) -> Discard | None:
     running, history = durable.running, durable.history
     if not is_asked_by(error) or running.cancel_reason not in (None, "timeout") or durable.cancelling.is_held_back:
         return None
-    if durable.fatal is not None or not history.replay.over or not history.replay.unopened.is_empty:
+    if durable.fatal is not None:
+        return None
+    if not history.replay.over or not history.replay.unopened.is_empty:
+        _add_note(error)
         return None
     if (failure := durable.failures.clean_ups.failed) is not None:
         return Discard(
