@@ -85,6 +85,8 @@ class DurableNursery:
             raise refused
         if self._block.durable.history.replay.over:
             await self._block.flush()
+            # Where a child has failed, the body is cut short here, as it is in later attempts: above.
+            await trio.lowlevel.checkpoint_if_cancelled()
         else:
             await self._block.learn()
 

@@ -26,6 +26,7 @@ from .interrupted import Interrupted, is_undone
 from .mismatches import failed_no_more
 from .nursery import DurableNursery
 from .other_keys import note_dropped
+from .returning import REOPENED_WITHIN
 from .scopes import Scope
 from .seen import note_what_was_seen
 from .shielding import shielded_from_scopes
@@ -80,8 +81,15 @@ class Opened:
 
     def child_failed(self) -> None:
         """Its failure is known: the body is cut short before it reads of that, and makes a durable call because of it."""
-        if self._in_body and not self.block.collect and self._durable.history.replay.over:
-            self._scope.cancel()
+        durable, scope = self._durable, self._scope
+        if not self._in_body or self.block.collect or not durable.history.replay.over:
+            return
+        if not durable.history.replay.unopened.may_be_in(self.block.number):
+            scope.cancel()
+        elif scope.inner.deadline == math.inf:
+            # Blocks in it that earlier attempts had open are opened first, so that their children are known and cancelled, and
+            # what the body undoes has its number.
+            durable.quiet.striking.at(scope, trio.current_time() + REOPENED_WITHIN)
 
     def holds(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task runs in the body."""

@@ -171,7 +171,9 @@ class Scope(NoScopeOfTrios):
                 self._durable.hand_out()
             return
         self.inner.cancel()
-        self._durable.note_cancellation(of=self)
+        if self.remembered or self.asked != "by its task":
+            self._durable.note_cancellation(of=self)
+        # Else the body of a block goes on to its next call, and is cut short there, in later attempts too.
         self._durable.parts.looks.struck(self._durable.running.claim.id)
 
     def goes_on_live(self, *, opens: bool = False) -> None:

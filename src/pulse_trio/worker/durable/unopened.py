@@ -199,6 +199,10 @@ class Unopened:
             return False
         return bool(self._in_scope.get(scope)) or (bool(self._unknown) and scope not in self.within)
 
+    def may_be_in(self, block: int) -> bool:
+        """Whether one of them may stand in the body of that block, which is open: then it has a higher number."""
+        return not self._given_up and any(number > block for number in self._around)
+
     def leave(self, scope: str) -> list[int]:
         """The scope was cut short: returns those that stand in it, which are opened no more."""
         left = sorted(self._in_scope.get(scope, ()))
