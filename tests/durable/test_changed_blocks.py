@@ -369,7 +369,73 @@ async def test_a_child_that_has_done_its_work_is_not_started_again_behind_a_new_
         found = await shop.resume(new)
     await shop.run("cards")
     assert (found["state"], shop.charged) == ("dead", [0, 1])
-    assert "The code has another block before this one now" in found["error"]
+    assert "The code has another block there now" in found["error"]
+
+
+async def a_nursery_around(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(shop.check.options(child_key="check"))
+        return await keyed_block(shop, job)
+
+
+async def an_empty_nursery_around(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery():
+        return await keyed_block(shop, job)
+
+
+async def an_empty_nursery_around_the_block(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery():
+        return await block(shop, job)
+
+
+async def block_with_a_key(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery(key="old") as nursery:
+        for n in range(2):
+            nursery.start_soon(shop.pay, n)
+
+
+async def block_with_another_key(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery(key="new") as nursery:
+        for n in range(2):
+            nursery.start_soon(shop.pay, n)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (keyed_block, a_nursery_around),
+        (keyed_block, an_empty_nursery_around),
+        (block, an_empty_nursery_around_the_block),
+        (block_with_a_key, block_with_another_key),
+        (block_with_a_key, block),
+    ],
+)
+async def test_a_child_is_not_started_again_in_another_block(shop: Shop, old: Body, new: Body) -> None:
+    await shop.begin(old)
+    await shop.confirm()
+    found = await shop.resume(new)
+    await shop.run("cards")
+    assert (found["state"], shop.charged) == ("dead", [0, 1])
+    assert "an earlier attempt has started the same in another block" in found["error"]
+
+
+async def test_none_is_started_again_beside_a_child_that_has_the_key_of_another(shop: Shop) -> None:
+    """The last one was charged twice."""
+
+    def starting(*orders: int) -> Body:
+        async def body(shop: Shop, job: Job) -> Any:
+            async with job.durable_nursery() as nursery:
+                for order in orders:
+                    nursery.start_soon(shop.pay, order)
+
+        return body
+
+    await shop.begin(starting(1, 2))
+    await shop.confirm()
+    found = await shop.resume(starting(1, 7, 2))
+    await shop.run("cards")
+    assert (found["state"], shop.charged) == ("dead", [1, 2])
+    assert "child '#2' is job" in found["error"]
 
 
 async def test_a_loop_that_starts_a_child_later_than_before_goes_on(shop: Shop) -> None:

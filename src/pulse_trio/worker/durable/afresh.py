@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 AFRESH = "0:afresh"
 """The key of the moment that says it. See migrations/0109_begin_afresh.sql."""
 _KEPT = (
-    "(The history is kept: this attempt failed before it had come to all that earlier ones did, a durable nursery whose children "
-    "they have started, say, so it cannot have undone that. The next attempt goes on with the history.)"
+    "(The history is kept: this attempt failed before it had come to all that earlier ones did, a durable nursery whose "
+    "children they have started, say, so it cannot have undone that. The next attempt goes on with the history.)"
 )
 
 

@@ -19,7 +19,7 @@ from .changed import check_blocks
 from .children import Child, was_cut
 from .digests import Digests
 from .ear import WINDOW, Ear
-from .other_keys import check_keys
+from .other_keys import check_keys, does_not_fit
 from .seen import Seen
 from .tree_store import PAUSE, answered
 
@@ -141,10 +141,12 @@ class Block:
         trees, adopted, written = self.durable.parts.trees, list[Child[Any]](), list[Child[Any]]()
         await check_keys(self, batch)
         started = await answered(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
-        for (child, _), row in zip(batch, started.children, strict=False):
-            self._pending.popleft()
+        rows = list(zip(batch, started.children, strict=False))
+        for (child, _), row in rows:
             if not row.fits:
-                raise self._mismatch(child, row.job_id)
+                raise does_not_fit(self, child, row.job_id)  # none of them was started
+        for (child, _), row in rows:
+            self._pending.popleft()
             if child.known_id is None:
                 child.written(row.job_id, adopted=not row.added)
                 written.append(child)
@@ -158,16 +160,6 @@ class Block:
             raise UsageError(f"Job {self.fence.id} is being cancelled: it starts no more children.")
         await self._rest(started.refused)
         return adopted
-
-    def _mismatch(self, child: Child[Any], job_id: int) -> Exception:
-        return self.durable.fail(
-            ReplayMismatch(
-                f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
-                f"{child.kind!r} (a field that was added counts). The code changed under a running job: branch on "
-                f"job.version, or run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh. (Children "
-                "whose number changes from attempt to attempt need a child_key from the first on.)"
-            )
-        )
 
     # Asking the database
 
@@ -279,7 +271,7 @@ class Block:
             if child is None or child.has_ended:
                 continue
             if not before and member.digest is not None and not self._digests.fits(member.key, member.digest):
-                self.broken = self._mismatch(child, member.job_id)
+                self.broken = does_not_fit(self, child, member.job_id)
                 raise self.broken
             if child.known_id is None:
                 child.written(member.job_id, adopted=True)

@@ -1,9 +1,9 @@
 """Children that an earlier attempt has started, and that new code is about to start once more as others.
 
 So it is where the code gives them a `child_key`, or takes it from them, while their block is open. And where it has a new
-durable nursery before theirs: a block has the number of its call, so the new one has that of the old one, whose children it
-leaves out, and the old one starts them again. (Where the new block has taken none of them over, that is. One that starts some
-of them has one child fewer.)
+durable nursery before theirs, or around it: a block has the number of its call, so the new one has that of the old one, whose
+children it leaves out, and the old one starts them again. (Where the new block has taken none of them over, that is. One that
+starts some of them has one child fewer.) And where it gives a nursery another `key=`.
 
 A later attempt asks before it starts children again, in one statement for up to 1,000 of them. One whose block has none of
 earlier attempts asks for nothing."""
@@ -18,11 +18,12 @@ from .tree_store import answered
 from .unopened import DROPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from ...store.trees import Member, NewChild
     from .block import Block
     from .children import Child
+    from .durable import Durable
 
 
 async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]]) -> None:
@@ -30,7 +31,7 @@ async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]])
     and arguments, which this attempt has left out, or which had no `child_key` and now has one, or the reverse: what that has
     done would be done again."""
     replay = block.durable.history.replay
-    resumed, dropped = replay.resumed, replay.unopened.dropped
+    resumed = replay.resumed
     if resumed is None:
         return
     known = set[str]()
@@ -46,13 +47,45 @@ async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]])
                 )
         if any(new.key in known for _, new in batch):
             replay.unopened.taken_over.add(block.number)
-    for number in dropped - {block.number}:
-        before = {(key, digest): its_id for key, its_id, digest in await _children_like(block, number, batch)}
-        for child, new in batch:
-            if new.key not in known and (its_id := before.get((new.key, new.digest))) is not None:
-                raise _would_run_again(
-                    block, child, f"in another block, job {its_id}", "has another block before this one now"
-                )
+    for number in _others(block.durable, block.number, resumed.blocks):
+        await _check_other(block, number, [(child, new) for child, new in batch if new.key not in known])
+
+
+def _others(durable: Durable, own: int, before: Container[int]) -> set[int]:
+    """The blocks of the attempts before whose children this code may start as others: those that have ended without them, that
+    are open and have started none of them, and in a handler of one task those that were not opened again."""
+    unopened = durable.history.replay.unopened
+    opened = {block.number for block in durable.blocks if block.number in before and not block.left_behind}
+    left = set[int]() if durable.quiet.has_others() else set(unopened.numbers())
+    return (unopened.dropped | (opened - unopened.taken_over) | left) - {own}
+
+
+async def _check_other(block: Block, number: int, batch: Sequence[tuple[Child[Any], NewChild]]) -> None:
+    before = {(key, digest): its_id for key, its_id, digest in await _children_like(block, number, batch)}
+    its = {before[new.key, new.digest]: child for child, new in batch if (new.key, new.digest) in before}
+    for other in block.durable.blocks:
+        if other.number == number and isinstance(other, type(block)):
+            its = {its_id: child for its_id, child in its.items() if child.key not in other.by_key}
+    if its:
+        trees = block.durable.parts.trees
+        members = await answered(lambda: trees.members(block.fence, number, ids=list(its)))
+        for member in members:
+            if not is_over(block.durable, member):
+                had = f"in another block, job {member.job_id}"
+                raise _would_run_again(block, its[member.job_id], had, "has another block there now")
+
+
+def does_not_fit(block: Block, child: Child[Any], job_id: int) -> Exception:
+    """The error of a block whose child has the key of another, with this id, in an earlier attempt."""
+    parent = block.fence.id
+    return block.durable.fail(
+        ReplayMismatch(
+            f"job {parent}, child {child.key!r} is job {job_id} with another kind or other arguments than this {child.kind!r} "
+            "(a field that was added counts). The code changed under a running job: branch on job.version, or run it again "
+            f"from the beginning: pulse-trio jobs retry {parent} --afresh. (Children whose number changes from attempt to "
+            "attempt need a child_key from the first on.)"
+        )
+    )
 
 
 def note_dropped(block: Block, members: Iterable[Member]) -> None:
