@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, Job
+from pulse_trio import ChildFailed, Discard, Job, SyncClient
+from pulse_trio.observe import SuspectAlone
 from support.stage import parts
 
 if TYPE_CHECKING:
@@ -158,3 +159,49 @@ async def test_a_worker_whose_grace_is_over_gives_the_parent_back_that_waits_for
     await order.finish()
     assert order.states == ENDED
     assert (order.charges, order.refunds) == (1, 1)
+
+
+async def test_a_parent_that_runs_alone_lets_its_cancelled_children_clean_up(trees: Trees) -> None:
+    """It had crashed its worker before, so nothing else was claimed until it had ended: it waited for them for ever."""
+    undone: list[str] = []
+
+    async def undo() -> None:
+        undone.append("unpacked")
+
+    async def begin() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def pack(job: Job) -> None:
+        await job.step(begin)
+        try:
+            await job.wait_for_event("packed")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(undo)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def print_label(job: Job) -> None:
+        await job.wait_for_event("printed")
+        raise Discard("no paper")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        said = "packed"
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(pack)
+                nursery.start_soon(print_label)
+        except* ChildFailed:
+            said = "not packed"
+        return said
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+        trees.window.run("UPDATE job SET suspect = true, crashes = 2 WHERE id = %s", job_id)
+        (label,) = trees.window.run("SELECT id FROM jobs WHERE kind = 'print_label'")
+        SyncClient(trees.dsn).send_event(label["id"], "printed")
+        await trees.burst()
+    assert (trees.job(job_id)["result"], undone) == ("not packed", ["unpacked"])
+    assert [event.job_id for event in trees.events.of(SuspectAlone)] == [job_id]

@@ -1,8 +1,8 @@
 """Runs suspects in the worker's own process, where no other process can load its handlers. Elsewhere quarantine.py runs them.
 
 A worker that finds a due suspect claims it, claims nothing more, and waits until its other jobs have ended and are reported.
-Then the suspect runs; when it has ended, the worker claims again. The worker renews the suspect's lease meanwhile, so no other
-worker makes room for the same suspect.
+Then the suspect runs; when it has ended, or does nothing but wait for cancelled jobs and lends its slot to them, the worker
+claims again. The worker renews the suspect's lease meanwhile, so no other worker makes room for the same suspect.
 
 A worker whose own jobs have not ended after `PATIENCE` seconds runs the suspect beside them, so that it starts in bounded time
 on a busy worker too. If the suspect kills the worker, the jobs beside it get their attempt back (refund.sql).
@@ -109,8 +109,9 @@ class InlineQuarantine:
         finally:
             if not begun:
                 self._reports.add(Outcome(claim, "released", error=GIVEN_BACK))
-        if not beside:
-            await self._jobs.until_none_runs()
+        # A parent whose block closes waits for its cancelled children, which are claimed beside it.
+        while not beside and self._jobs.running and not self._jobs.slots.lenders:
+            await self._jobs.next_freed()
 
     async def _alone(self) -> None:
         await self._jobs.until_none_runs()

@@ -149,7 +149,8 @@ class Unopened:
     def begins(self, number: int, kind: str, key: str, *, has_line: bool) -> None:
         """The main task begins the call with this number, which may have a line."""
         own = self._first + number
-        fits = has_line or (own in self._around and key == f"{number}:block")
+        # The line of a call with a key says nothing of its number.
+        fits = key == f"{number}:{kind}" and (has_line or own in self._around)
         for wait in self.waits.passed_by(number, key, fits=fits):
             self.suspects[wait] = Passed(kind, key)
         if own in self._around:
