@@ -172,6 +172,80 @@ async def test_another_call_in_the_place_of_a_wait_is_a_mismatch(
     )
 
 
+async def keyed(trial: Trial, job: Job) -> None:
+    await job.step(trial.note, "begun", key="begun")
+
+
+async def sleeps_after_a_key(trial: Trial, job: Job) -> str:
+    await keyed(trial, job)
+    await job.sleep(LONG)
+    return "fits"
+
+
+async def scope_around_a_key(trial: Trial, job: Job) -> None:
+    with job.move_on_after(2 * LONG):
+        await keyed(trial, job)
+    await job.sleep(LONG)
+
+
+async def nursery_around_a_key(trial: Trial, job: Job) -> None:
+    async with job.durable_nursery():
+        await keyed(trial, job)
+    await job.sleep(LONG)
+
+
+async def patient_with_keys(trial: Trial, job: Job) -> str:
+    with job.move_on_after(LONG):
+        await keyed(trial, job)
+        await job.wait_for_event("paid", key="paid")
+    return "fits"
+
+
+async def no_scope_around_keys(trial: Trial, job: Job) -> None:
+    await keyed(trial, job)
+    await job.wait_for_event("paid", key="paid")
+
+
+async def patient_before_a_wait(trial: Trial, job: Job) -> str:
+    with job.move_on_after(2 * LONG):
+        await keyed(trial, job)
+        await job.wait_for_event("paid", timeout=LONG)
+    return "fits"
+
+
+async def no_scope_around_a_wait(trial: Trial, job: Job) -> None:
+    await keyed(trial, job)
+    await job.wait_for_event("paid", timeout=LONG)
+    await job.step(trial.note, "new")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (sleeps_after_a_key, scope_around_a_key, "sleep (key 2:sleep)"),
+        (sleeps_after_a_key, nursery_around_a_key, "sleep (key 2:sleep)"),
+        (patient_with_keys, no_scope_around_keys, "scope (key 1:scope)"),
+        (patient_before_a_wait, no_scope_around_a_wait, "scope (key 1:scope)"),
+    ],
+)
+async def test_a_call_with_a_key_in_the_place_of_a_wait_is_a_mismatch(
+    trial: Trial, old: Body, new: Body, what: str
+) -> None:
+    """Its line, which has no number, was taken for that of another way to the same."""
+    await trial.begin(old)
+    trial.client.send_event(trial.id, "another")
+    found = await trial.resume(new)
+    if found["state"] == "suspended":  # in what it called in that place
+        trial.client.send_event(trial.id, "paid")
+        found = await trial.resume(new)
+    assert (found["state"], trial.done) == ("dead", ["begun"])
+    assert f"{what} is under way since an earlier attempt, until 20" in found["error"]
+    trial.deploy(old)
+    trial.client.retry(trial.id)
+    found = await trial.time_passes(old)
+    assert (found["state"], found["result"], trial.done) == ("completed", "fits", ["begun"])
+
+
 @pytest.mark.parametrize("body", [sleeps, patient, in_a_block])
 async def test_code_that_fits_is_none(trial: Trial, body: Body) -> None:
     await trial.begin(body)

@@ -23,7 +23,7 @@ from ...lines import BeyondLimit, Kind
 from ...store.trees import Fence
 from .children import was_cut
 from .interrupted import UNDONE, misfit, plain_failure
-from .keys import KEYED
+from .keys import KEYED, REMEMBERED
 from .returning import REOPENED_WITHIN
 from .tree_store import answered
 from .under_way import FAILED, open_scopes
@@ -176,15 +176,17 @@ def _may_leave_out_waits(durable: Durable) -> bool:
 
 
 async def leave_waits(durable: Durable) -> None:
-    """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way: the code
-    may be mended before the next one."""
+    """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way, and in the
+    second case nothing that it has begun: the code may be mended before the next one."""
     history = durable.history
-    before, scopes = history.replay.resumed, open_scopes(history.replay)
-    if not scopes or history.lost:
-        return
-    # What is under way in the attempts before is so for code that fits.
+    before, left = history.replay.resumed, open_scopes(history.replay)
+    # What is under way in the attempts before is so for code that fits. Code that does not may have calls of its own there.
     after = before.last if durable.fatal is not None and before is not None else 0
-    known = before is not None and scopes <= {line.key for line in before.lines}
+    if after:
+        left.update(key for key in history.replay.moments if REMEMBERED.fullmatch(key))
+    known = before is not None and left <= {line.key for line in before.lines}
+    if not left or history.lost:
+        return
     if known and (after or history.replay.moments.get(FAILED) == 0.0):
         return  # the history says so already
     # The history may have no room for lines, or the lease be lost: then the error is what there is to say.

@@ -150,7 +150,8 @@ class Unopened:
         """The main task begins the call with this number, which may have a line."""
         own = self._first + number
         # The line of a call with a key says nothing of its number.
-        fits = key == f"{number}:{kind}" and (has_line or own in self._around)
+        is_numbered = key == f"{number}:{kind}"
+        fits = is_numbered and (has_line or (kind == "block" and own in self._around))
         for wait in self.waits.passed_by(number, key, fits=fits):
             self.suspects[wait] = Passed(kind, key)
         if own in self._around:
