@@ -176,8 +176,8 @@ def _may_leave_out_waits(durable: Durable) -> bool:
 
 
 async def leave_waits(durable: Durable) -> None:
-    """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way, and in the
-    second case nothing that it has begun: the code may be mended before the next one."""
+    """The attempt has failed, or does not fit its history. Remembers that the scopes that it leaves are not under way, and in
+    the second case nothing that it has begun: the code may be mended before the next one."""
     history = durable.history
     before, left = history.replay.resumed, open_scopes(history.replay)
     # What is under way in the attempts before is so for code that fits. Code that does not may have calls of its own there.
