@@ -89,9 +89,19 @@ async def begin(
     await _write_what_it_rests_on(durable, stands)
     durable.failures.detour.tell(durable.history)
     durable.quiet.begins(call)
-    if kind == "block" and durable.history.replay.stands_at(stands.key):
-        await durable.replayed(stands)
+    if kind == "block":
+        await _enter(durable, stands)
     return call
+
+
+async def _enter(durable: Durable, stands: Call) -> None:
+    """A block is about to be opened. What has struck cuts its task short here: a later attempt may be cut short before it comes
+    here, and would not do what the body undoes."""
+    if durable.history.replay.stands_at(stands.key):
+        await durable.replayed(stands)
+    else:
+        with durable.awaiting(stands):
+            await trio.lowlevel.checkpoint_if_cancelled()
 
 
 def number_of(durable: Durable, call: Call, key: str | None, given: Given | None = None) -> int | None:

@@ -41,8 +41,6 @@ class _Entering:
         entering.add(task)
         try:
             call = await begin(self._durable, "block", "", self._key, _WHAT)
-            # A later attempt is cut short before it comes here, and would not do what the body undoes.
-            await trio.lowlevel.checkpoint_if_cancelled()
             number = await _number(self._durable, call.key)
             block = Block(self._durable, number, collect=self._collect)
             await block.seen.load()

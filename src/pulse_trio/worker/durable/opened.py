@@ -86,10 +86,10 @@ class Opened:
             return
         if not durable.history.replay.unopened.may_be_in(self.block.number):
             scope.cancel()
-        elif scope.inner.deadline == math.inf:
+        else:
             # Blocks in it that earlier attempts had open are opened first, so that their children are known and cancelled, and
             # what the body undoes has its number.
-            durable.quiet.striking.at(scope, trio.current_time() + REOPENED_WITHIN)
+            scope.strikes_within(REOPENED_WITHIN)
 
     def holds(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task runs in the body."""

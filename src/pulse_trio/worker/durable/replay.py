@@ -296,8 +296,7 @@ class Replay:
 
     def _came_before(self, key: str, line: Line) -> bool:
         """Whether the line of a call was written, and its task had not gone on yet when the cancellation came."""
-        own = self._by_key.get(key)
-        return own is not None and own.line < line.line
+        return (own := self._by_key.get(key)) is not None and own.line < line.line
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -312,6 +311,10 @@ class Replay:
         """Whether the next line says that the scope struck too late to cut anything short."""
         line = self._out_of_order.left.get(key, self.next_line)
         return line is not None and line.key == key and is_late(line)
+
+    def comes_late_at_last(self, key: str) -> bool:
+        """Whether one of the lines says so."""
+        return any(line.key == key and is_late(line) for line in self._out_of_order.cancellations)
 
     def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
         """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
@@ -360,8 +363,7 @@ class Replay:
         return line is not None and line.kind is Kind.SCOPE_CANCELLED and line.key in self.scopes and not is_late(line)
 
     def missing(self) -> Line | None:
-        """The failure that a call which waits had when the next line was written, and that was left out: that line may rest on
-        it. None: there is no such failure."""
+        """The failure that was left out, and that a call which waits had when the next line came: that may rest on it."""
         found = [line for line in self.left_out.of(self._calls.waiting) if self._fits(line)]
         found += [line for line in self.left_out.of(self.scopes) if self._is_here(line)]
         fit = [line for line in found if self._lines and line.line < self._lines[0].line]

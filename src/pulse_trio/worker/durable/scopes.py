@@ -26,6 +26,7 @@ import trio
 
 from ...lines import Kind
 from ...trio_internals import is_cancelled_around, scopes_around, waits_for_its_own, waits_for_others
+from . import swallowed
 from .beginning import is_in_step
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
@@ -51,12 +52,12 @@ class Scope(NoScopeOfTrios):
         "_live_since",
         "_so_far",
         "_stood",
-        "_task",
         "asked",
         "inner",
         "key",
         "line",
         "remembered",
+        "task",
         "until",
     )
 
@@ -74,7 +75,7 @@ class Scope(NoScopeOfTrios):
         self._so_far = SoFar()
         self.asked: Literal["", "by its task", "by another"] = ""
         """Who called `cancel` before it struck. In a replay it strikes where it struck, or at the end of the replay."""
-        self._task = trio.lowlevel.current_task()
+        self.task = trio.lowlevel.current_task()
         if ended_key(key) in durable.history.replay.moments:
             self.until = math.inf
         self._live_since: float | None = None
@@ -91,11 +92,7 @@ class Scope(NoScopeOfTrios):
         """Whether its deadline has struck, or `cancel` was called."""
         self._durable.running.run.check("scope.cancel_called")
         struck, replay = self.has_struck, self._durable.history.replay
-        if (
-            self in self._durable.scopes
-            and trio.lowlevel.current_task() is self._task
-            and not is_in_step(self._durable)
-        ):
+        if self in self._durable.scopes and trio.lowlevel.current_task() is self.task and not is_in_step(self._durable):
             # The handler may do something else now.
             if struck and replay.over:
                 self._so_far.read = True
@@ -114,7 +111,7 @@ class Scope(NoScopeOfTrios):
     @property
     def in_main(self) -> bool:
         """Whether it is the main task's."""
-        return self._task is self._durable.running.task
+        return self.task is self._durable.running.task
 
     @property
     def is_cut_from_outside(self) -> bool:
@@ -138,31 +135,31 @@ class Scope(NoScopeOfTrios):
 
     def is_about_to_be_cancelled(self) -> bool:
         """Whether the next line says that its task cut it short, and that task, in a plain await, comes to that again."""
-        replay, stands = self._durable.history.replay, self._task in self._durable.standing
+        replay, stands = self._durable.history.replay, self.task in self._durable.standing
         line = replay.next_line if replay.strikes_next else None
         if line is None or line.key != self.key or stands or not _is_asked(stood(line)):
             return False
-        return not waits_for_others(self._task)
+        return not waits_for_others(self.task)
 
     def strike_out_of_order(self) -> None:
         """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on. One that
         waits for tasks of its own has not."""
-        if waits_for_its_own(self._task):
+        if waits_for_its_own(self.task):
             return
-        if not self.inner.cancel_called and self._task not in self._durable.standing:
+        if not self.inner.cancel_called and self.task not in self._durable.standing:
             line = self._durable.history.replay.take_out(self.key, self._is_here)
             if line is not None:
                 self.strike_again(line)
 
     def call_begins(self) -> None:
         """The task begins a call."""
-        self._so_far.calls += trio.lowlevel.current_task() is self._task
+        self._so_far.calls += trio.lowlevel.current_task() is self.task
 
     def cancel(self) -> None:
         """Cancels the block now."""
         self._durable.running.run.check("scope.cancel")
         if not self.inner.cancel_called:
-            self.asked = "by its task" if trio.lowlevel.current_task() is self._task else "by another"
+            self.asked = "by its task" if trio.lowlevel.current_task() is self.task else "by another"
         if not self._durable.history.replay.over:
             replay = self._durable.history.replay
             if self.asked == "by its task" and (line := replay.take_out(self.key, _is_asked)) is not None:
@@ -179,10 +176,12 @@ class Scope(NoScopeOfTrios):
     def goes_on_live(self, *, opens: bool = False) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
         again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
+        if swallowed.strikes(self._durable, self, self._so_far):
+            return
         now = trio.current_time()
         if self._live_since is None:
             self._live_since = now
-        deadline = self._durable.on_our_clock(self.until)
+        deadline = min(self._durable.on_our_clock(self.until), self._so_far.cut_at)
         replay = self._durable.history.replay
         if replay.unopened.hold_back(self.key) or replay.awaits_keys or self._durable.suspension.returning.held:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
@@ -193,6 +192,12 @@ class Scope(NoScopeOfTrios):
             self._strikes()
         elif deadline < math.inf:
             self._durable.quiet.striking.at(self, deadline)
+
+    def strikes_within(self, seconds: float) -> None:
+        """It strikes then at the latest: the body of a block, a child of which has failed."""
+        if self._so_far.cut_at == math.inf:
+            self._so_far.cut_at = trio.current_time() + seconds
+            self.goes_on_live()
 
     def _strikes(self) -> None:
         """It strikes live. Which tasks are busy is seen before any of them is cut short."""
@@ -340,6 +345,7 @@ class Scope(NoScopeOfTrios):
             if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, is_opened)):
                 self.strike_again(line)
             self._durable.hand_out()
+            swallowed.await_line(self._durable, self, self._so_far)
             try:
                 yield self
             except BaseException as error:

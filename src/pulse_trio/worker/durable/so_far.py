@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,3 +36,8 @@ class SoFar:
     """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
     outer: bool = False
     """Whether that was because something around it had struck."""
+    still_at: int | None = None
+    """At which line the replay stood when the scope was last found to wait for its own (swallowed.py)."""
+    cut_at: float = math.inf
+    """When the body of a block is cut short, on Trio's clock, at the latest: a child has failed, and blocks in the body that
+    earlier attempts had open are not open again."""
