@@ -7,6 +7,7 @@ stands still for some seconds before such a line, and the task is in no durable 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -28,13 +29,18 @@ def await_line(durable: Durable, scope: Scope, so_far: SoFar) -> None:
     if not replay.over and replay.comes_late_at_last(scope.key):
         so_far.still_at = replay.latest
         durable.quiet.striking.at(scope, trio.current_time() + _seconds(durable))
+        # Trio's own would strike without a look at the replay.
+        scope.inner.deadline = math.inf
 
 
 def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
     """The time that `striking` was given has come, or the replay is over. Returns whether the scope waits for its line."""
     replay = durable.history.replay
-    if so_far.still_at is None or replay.over:
+    if so_far.still_at is None:
+        return False
+    if replay.over:
         so_far.still_at = None
+        durable.quiet.striking.ends(scope)
         return False
     line = replay.next_line
     here = line is not None and line.key == scope.key and is_late(line) and not stood(line).outer
