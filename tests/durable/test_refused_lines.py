@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Handlers, Job
+from pulse_trio import Handlers, Job, SyncClient
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -76,3 +76,55 @@ async def test_lines_that_the_database_refuses_harm_their_job_alone(trees: Trees
     assert trees.job(bad)["error"].startswith(
         f"LinesRefused: The database refuses what job {bad} is to remember: no sevens."
     )
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("by", ["a trigger", "its length"])
+async def test_an_event_whose_line_the_database_refuses_harms_its_job_alone(
+    trees: Trees, by: str, swallows: bool
+) -> None:
+    """The worker asked for the events of all its jobs again and again, and none of them received any."""
+    asked: list[int] = []
+    all_ask = trio.Event()
+
+    @trees.handlers.job(durable=True)
+    async def waits(job: Job, *, swallows: bool = False) -> int:
+        asked.append(job.id)
+        if len(asked) == 5:
+            all_ask.set()
+        await all_ask.wait()
+        try:
+            return await job.wait_for_event("go", type=int)
+        except Exception:
+            if not swallows:
+                raise
+            return 0
+
+    first = trees.enqueue("waits")
+    bad = trees.enqueue("waits", {"swallows": swallows})
+    good = [first, *(trees.enqueue("waits") for _ in range(3))]
+    for job_id in good:
+        SyncClient(trees.dsn).send_event(job_id, "go", 1)
+    if by == "a trigger":
+        SyncClient(trees.dsn).send_event(bad, "go", 1)
+        trees.window.run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE 'no such events' USING ERRCODE = 'check_violation'; END $$"
+        )
+        trees.window.run(
+            "CREATE TRIGGER refuse BEFORE INSERT ON history FOR EACH ROW"
+            f" WHEN (NEW.job_id = {bad} AND NEW.kind = 3) EXECUTE FUNCTION refuse()"
+        )
+    else:
+        trees.window.run(
+            "INSERT INTO event (job_id, name, payload) VALUES (%s, 'go', to_json(repeat('x', 17000000)))", bad
+        )
+    try:
+        with trio.fail_after(30):
+            await trees.burst(log=False)
+    finally:
+        trees.window.run("DROP FUNCTION IF EXISTS refuse CASCADE")
+    assert [trees.job(job_id)["state"] for job_id in [*good, bad]] == ["completed"] * 4 + ["dead"]
+    error = trees.job(bad)["error"]
+    assert error.startswith(f"LinesRefused: The database refuses what job {bad} is to remember: the event 'go': ")
+    assert ("no such events. The event stays" in error) == (by == "a trigger")

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..sql import statement
 from .arrays import numbers, texts
+from .rows import each_alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import psycopg
+
     from ..jobs import Claim
+    from ..postgres import TrioConnection
     from .links import WorkerLink
 
 
@@ -24,9 +28,11 @@ class Wanted(NamedTuple):
 
 
 class Received(NamedTuple):
-    """An event's payload as it was sent; None: the job's lease is lost, or its row is locked for a moment."""
+    """An event's payload as it was sent; None: the job's lease is lost, its row or the event's is locked for a moment, or the
+    database refuses the line of that event, with what it says (`refused`)."""
 
     payload: str | None
+    refused: str | None = None
 
 
 class Waits:
@@ -42,17 +48,32 @@ class Waits:
         Raises `DatabaseUnavailable`: ask again, with the same lines, because they may be written.
         """
         async with self._link.using() as connection:
-            cursor = await connection.execute(
-                statement("receive_events", self._schema),
-                {
-                    "ids": numbers([one.claim.id for one in wanted]),
-                    "attempts": numbers([one.claim.attempt for one in wanted]),
-                    "sessions": numbers([one.claim.session for one in wanted]),
-                    "lines": numbers([one.line for one in wanted]),
-                    "keys": texts([one.key for one in wanted]),
-                    "names": texts([one.name for one in wanted]),
-                },
-                prepare=True,
-            )
-            rows: list[Any] = await cursor.fetchall()
+
+            async def receive(some: Sequence[Wanted]) -> dict[tuple[int, int], Received]:
+                return await self._receive(connection, some)
+
+            async def alone(one: Wanted, error: psycopg.Error) -> dict[tuple[int, int], Received]:
+                # A trigger of the owner's, or an event that no function of the schema has written, too long for a line.
+                said = error.diag.message_primary or str(error)
+                return {(one.claim.id, one.line): Received(None, said)}
+
+            parts = await each_alone(wanted, receive, alone)
+        return {one: received for part in parts for one, received in part.items()}
+
+    async def _receive(
+        self, connection: TrioConnection[Any], some: Sequence[Wanted]
+    ) -> dict[tuple[int, int], Received]:
+        cursor = await connection.execute(
+            statement("receive_events", self._schema),
+            {
+                "ids": numbers([one.claim.id for one in some]),
+                "attempts": numbers([one.claim.attempt for one in some]),
+                "sessions": numbers([one.claim.session for one in some]),
+                "lines": numbers([one.line for one in some]),
+                "keys": texts([one.key for one in some]),
+                "names": texts([one.name for one in some]),
+            },
+            prepare=True,
+        )
+        rows: list[Any] = await cursor.fetchall()
         return {(job_id, line): Received(payload if held else None) for job_id, line, held, payload in rows}

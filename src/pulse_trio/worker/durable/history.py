@@ -312,13 +312,11 @@ class History:
             RuntimeError(f"job {self.running.claim.id} lost its lease: its history takes no more lines")
         )
 
-    def is_refused(self, said: str) -> None:
-        """The database refuses these lines, each time that they are sent."""
+    def is_refused(self, said: str, left: str = "What its steps have done stays done, and no line says so.") -> None:
+        """The database refuses these lines, each time that they are sent. `left`: what becomes of what they tell of."""
+        job_id = self.running.claim.id
         self._takes_no_more(
-            LinesRefused(
-                f"The database refuses what job {self.running.claim.id} is to remember: {said}. What its steps have done stays "
-                "done, and no line says so."
-            )
+            LinesRefused(f"The database refuses what job {job_id} is to remember: {said.removesuffix('.')}. {left}")
         )
 
     @property

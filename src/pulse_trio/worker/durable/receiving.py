@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BATCH = 200
 """Waits in one statement."""
 _LOCKED_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-"""Seconds until a job whose row another transaction has locked is looked at again; doubled each time."""
+"""Seconds until a wait is asked for again whose job's row, or event, another transaction has locked; doubled each time."""
 
 
 class WaitStore(Protocol):
@@ -74,17 +74,18 @@ class Receiver:
             if not waiting:
                 del self._news[job_id]
 
-    async def receive(self, wanted: Wanted, running: RunningJob) -> str | None:
-        """The payload of the event if it is there; None if not. Asks again while the job's row is locked. A cancellation waits
-        for the answer as long as the lease is proven, because the line may be written."""
+    async def receive(self, wanted: Wanted, running: RunningJob) -> Received | None:
+        """The event if it is there, or what the database says that refuses its line; None if it is not there. Asks again while
+        the job's row or the event's is locked. A cancellation waits for the answer as long as the lease is proven, because the
+        line may be written."""
         pause = _LOCKED_PAUSE
         while True:
             question = _Question(wanted)
             self._questions.append(question)
             self._work.give()
             await while_proven(running, question.answered)
-            if question.answer is None or question.answer.payload is not None:
-                return None if question.answer is None else question.answer.payload
+            if question.answer is None or question.answer.payload is not None or question.answer.refused is not None:
+                return question.answer
             if trio.current_effective_deadline() == -math.inf:
                 return None  # nothing is written, and the caller is cancelled
             with trio.CancelScope(shield=True):

@@ -130,9 +130,12 @@ async def _receive(durable: Durable, call: Call) -> Line | None:
     history = durable.history
     async with history.alone() as number:
         wanted = Wanted(claim, number, call.key, call.name)
-        payload = await durable.parts.receiver.receive(wanted, durable.running)
-        if payload is not None:
-            return Line(number, Kind.EVENT, call.key, call.name, payload)
+        received = await durable.parts.receiver.receive(wanted, durable.running)
+        if received is not None and received.refused is not None:
+            history.is_refused(f"the event {call.name!r}: {received.refused}", "The event stays unreceived.")
+            await history.check_lease()
+        elif received is not None:
+            return Line(number, Kind.EVENT, call.key, call.name, received.payload)
     history.unused(number)
     await trio.lowlevel.checkpoint()
     return None
