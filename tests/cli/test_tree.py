@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from pulse_trio.store import operations
 from pulse_trio.store.branches import branches
 from pulse_trio.store.family import TreeJob
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 
 if TYPE_CHECKING:
+    from pulse_trio.store.operations import Query
+
     from .conftest import Command
 
 
@@ -298,32 +303,55 @@ def test_of_many_siblings_that_have_ended_the_dead_and_the_cancelled_are_shown_a
 
 
 def test_members_of_a_root_that_is_gone_stand_beside_each_other() -> None:
-    def job(number: int, parent: int) -> TreeJob:
-        blank: Any = None
-        return TreeJob(
-            number,
-            parent,
-            1,
-            0,
-            None,
-            "q",
-            "pack",
-            "dead",
-            1,
-            blank,
-            blank,
-            blank,
-            blank,
-            blank,
-            blank,
-            blank,
-            blank,
-            0,
-        )
-
-    found = [job(2, 1), job(3, 1), job(4, 3)]
+    found = [member(2, 1), member(3, 1), member(4, 3)]
     drawn = [(branch.indent, branch.job.id) for branch in branches(found, 4) if branch.job is not None]
     assert drawn == [("", 2), ("", 3), ("└─ ", 4)]
+
+
+def test_parents_in_a_circle_are_drawn_once_and_cut_where_it_closes() -> None:
+    """They were drawn for ever: the command never ended, and the web page took all memory."""
+    found = [member(1, None), member(1, 2), member(2, 1), member(3, 4), member(4, 3), member(5, 5), member(6, 1)]
+    drawn = [(b.indent, b.left if b.job is None else b.job.id) for b in islice(branches(found, 1), 100)]
+    again = "job {} again, which has a line above"
+    assert drawn == [
+        ("", 1), ("├─ ", 2), ("│  └─ ", again.format(1)), ("└─ ", 6),
+        ("", 3), ("└─ ", 4), ("   └─ ", again.format(3)),
+        ("", 5), ("└─ ", again.format(5)),
+    ]  # fmt: skip
+
+
+async def test_a_tree_whose_root_is_said_to_be_a_child_of_its_child_is_shown(command: Command, dsn: str) -> None:
+    root, (child, _, _) = plant(dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("INSERT INTO pulse.member VALUES (%s, %s, %s, 0, 'round')", [root, root, child])
+    lines = (await command("jobs", "tree", str(root))).stdout.splitlines()
+    assert lines[2] == f"│  └─ ... and job {root} again, which has a line above"
+
+
+def test_of_each_parent_in_a_circle_is_asked_once_whether_a_retried_job_stands_above() -> None:
+    """`jobs retry` of several jobs asked for ever."""
+    parents = {2: 3, 3: 2}
+    asking = operations.below([2], [99])
+    asked: Query | None = next(asking)
+    for _ in range(100):
+        if asked is None:
+            break
+        ids = [int(one) for one in str(asked.parameters["ids"]).strip("{}").split(",")]
+        with suppress(StopIteration):
+            asked = None
+            asked = asking.send([(one, 1, parents[one], True, True, None, 0, 0) for one in ids])
+    assert asked is None
+
+
+async def test_a_name_of_an_event_that_is_missing_keeps_no_tree_and_no_job_from_being_shown(
+    command: Command, dsn: str
+) -> None:
+    """It ended as "a bug in pulse-trio"."""
+    root, _ = plant(dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE pulse.durable_job SET events = ARRAY[NULL, 'go'] WHERE job_id = %s", [root])
+    assert "  waits for go" in (await command("jobs", "tree", str(root))).stdout
+    assert "It waits for the event go." in (await command("jobs", "show", str(root))).stdout
 
 
 async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retried_alone(
@@ -362,3 +390,10 @@ async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retrie
         assert f"1 job in the tree of job {root} still does the rest of a clean-up" in refused.stderr
     assert (await command("jobs", "cancel", str(owing), "--now")).stdout == f"{owing} cancelled\n"
     assert (await command("jobs", "delete", str(root), "--yes")).stdout == "1 job deleted\n"
+
+
+def member(number: int, parent: int | None) -> TreeJob:
+    blank: Any = None
+    return TreeJob(
+        number, parent, 1, 0, None, "q", "pack", "dead", 1, blank, blank, blank, blank, blank, blank, blank, blank, 0
+    )

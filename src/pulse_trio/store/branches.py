@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..text import shown
@@ -20,7 +21,8 @@ SIBLINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One line of a drawn tree: a job behind its lines, or the number of siblings that are left out (`left`)."""
+    """One line of a drawn tree: a job behind its lines, or what is left out (`left`): the number of siblings, or a job that
+    has a line already."""
 
     indent: str
     depth: int
@@ -30,9 +32,13 @@ class Branch:
 
 def branches(found: Sequence[TreeJob], asked: int) -> Iterator[Branch]:
     """The lines of a tree, from its root down; `asked` is shown in any case. Where the root's row is gone, those that it
-    started stand at the left."""
+    started stand at the left.
+
+    Each job has one line. Parents in a circle, which only the owner of the schema can write, are cut where it closes; those
+    that nothing leads to stand at the left."""
     ids = {job.id for job in found}
     below: dict[int, list[TreeJob]] = {}
+    seen: set[int] = set()
     tops: list[TreeJob] = []
     for job in found:
         if job.parent_id in ids:
@@ -41,14 +47,21 @@ def branches(found: Sequence[TreeJob], asked: int) -> Iterator[Branch]:
             tops.append(job)
     kept, left = _chosen(tops, below, asked)
     first = [Branch("", 0, job) for job in kept] + ([Branch("", 0, None, _counted(left))] if left else [])
+    seen.update(job.id for job in left)
+    rest = (job for job in found if job.id not in seen)
     # A stack and no recursion: a tree may be deeper than Python's.
     waiting = [(branch, "") for branch in reversed(first)]
-    while waiting:
+    while waiting or (waiting := [(Branch("", 0, job), "") for job in islice(rest, 1)]):
         branch, indent = waiting.pop()
+        if branch.job is not None and branch.job.id in seen:
+            yield replace(branch, job=None, left=f"job {branch.job.id} again, which has a line above")
+            continue
         yield branch
         if branch.job is None:
             continue
+        seen.add(branch.job.id)
         kept, left = _chosen(below.get(branch.job.id, []), below, asked)
+        seen.update(job.id for job in left)
         rows: list[tuple[Branch, str]] = []
         for place, child in enumerate(kept):
             last = place == len(kept) - 1 and not left

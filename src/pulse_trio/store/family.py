@@ -128,7 +128,12 @@ def tree(job_id: int, *, limit: int = MOST) -> Operation[list[TreeJob]]:
     if not rows:
         raise UnknownJob(missing(job_id))
     return [
-        replace(job, state=State(job.state) if job.state in _STATES else job.state)
+        replace(
+            job,
+            state=State(job.state) if job.state in _STATES else job.state,
+            # Only the owner of the schema can have written one without a name.
+            events=None if job.events is None else [name for name in job.events if name],
+        )
         for job in (TreeJob(*row) for row in rows)
     ]
 

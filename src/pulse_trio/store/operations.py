@@ -177,7 +177,7 @@ def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
 
 def below(job_ids: Iterable[int], retried: Collection[int]) -> Operation[set[int]]:
     """Those of these jobs that have one of the `retried` above them in their trees."""
-    found = set[int]()
+    found, passed = set[int](), set[tuple[int, int]]()
     above = {job_id: job_id for job_id in job_ids} if retried else {}
     while above:
         places = yield from places_of(list(set(above.values())))
@@ -188,7 +188,9 @@ def below(job_ids: Iterable[int], retried: Collection[int]) -> Operation[set[int
                 continue
             if place.parent_id in retried or place.root_id in retried:
                 found.add(job_id)
-            elif place.parent_id != place.root_id:
+            elif place.parent_id != place.root_id and (job_id, place.parent_id) not in passed:
+                # Once: the owner of the schema can write parents in a circle.
+                passed.add((job_id, place.parent_id))
                 higher[job_id] = place.parent_id
         above = higher
     return found

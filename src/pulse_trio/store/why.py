@@ -121,7 +121,8 @@ def reasons_of(facts: Facts) -> Iterator[Reason]:
 
 def _suspended(facts: Facts) -> Iterator[Reason]:
     until = facts.run_at if facts.run_at != FAR else None
-    for event in facts.events or ():
+    # Without a name: only the owner of the schema can have written it.
+    for event in filter(None, facts.events or ()):
         yield Reason("event", f"It waits for the event {shown(event)}.", until)
     if facts.blocks:
         # Those that it watches: it may wait for others, too.
