@@ -153,6 +153,24 @@ async def test_a_wait_whose_row_is_locked_is_told_to_try_again(
     assert receive(window, (claim, 1, "approved")) == [(claim.id, 1, True, "1")]
 
 
+async def test_a_locked_event_keeps_its_job_waiting_alone_and_no_later_one_of_its_name_overtakes_it(
+    window: Window, second: Window, store: WorkerStore, queue: str
+) -> None:
+    """The statement waited for the row, so the events of all jobs of a worker were as late as that one."""
+    one, two = await begun(window, store, queue), await begun(window, store, queue)
+    send(window, one.id, payload="first")
+    send(window, one.id, payload="second")
+    send(window, two.id)
+    with second.connection.transaction():
+        second.run("SELECT FROM event WHERE job_id = %s ORDER BY id LIMIT 1 FOR UPDATE", one.id)
+        with window.connection.transaction():
+            window.run("SET LOCAL lock_timeout = '1s'")
+            answers = receive(window, (one, 1, "approved"), (one, 2, "approved"), (two, 1, "approved"))
+        assert answers == [(one.id, 1, False, None), (one.id, 2, False, None), (two.id, 1, True, "1")]
+    answers = receive(window, (one, 1, "approved"), (one, 2, "approved"), (two, 1, "approved"))
+    assert [value for *_, value in answers] == ['"first"', '"second"', "1"]
+
+
 async def test_one_statement_receives_for_many_jobs_and_for_many_waits_of_one(
     window: Window, store: WorkerStore, queue: str
 ) -> None:
