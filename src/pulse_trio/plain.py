@@ -15,12 +15,17 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 UNREADABLE = "$unreadable"
 """The name under which the beginning of a value stands that cannot be read. The views of the schema use it, too."""
 _CALLS = 10_000
 """Python's calls in each other while JSON is written: each level of a value takes several."""
+_OF_USERS = frozenset({"args", "result", "meta", "value", "payload"})
+"""The names under which records have values of users."""
+_LEVELS, _LONGEST = 24, 65_536
+"""How many levels of a document are indented, and how many characters a user's value has that is. What is deeper, and a value
+that is longer, stands on one line: indented by its depth, an event of 1 MiB took gigabytes."""
 
 
 def json_value(text: str) -> Any:
@@ -37,16 +42,35 @@ def json_value(text: str) -> Any:
         return {UNREADABLE: text[:1000]}
 
 
-def to_json(value: object, *, indent: int | None = None, ascii_only: bool = True) -> str:
+def to_json(value: object, *, indented: bool = False, of_user: bool = False, ascii_only: bool = True) -> str:
     """One JSON document: records as objects, times as ISO 8601 in UTC. A number that Python or JSON cannot write is text, as
-    few programs could read it."""
+    few programs could read it. `of_user`: it is a user's value as a whole. Indented as far as that does not blow it up."""
     before = sys.getrecursionlimit()
     # A result that the schema's owner wrote is as deep as Python reads.
     sys.setrecursionlimit(max(before, _CALLS))
     try:
-        return json.dumps(plain(value), indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=str)
+        write = json.JSONEncoder(ensure_ascii=ascii_only, allow_nan=False, default=str).encode
+        document = plain(value)
+        return _indented(document, write, of_user=of_user) if indented else write(document)
     finally:
         sys.setrecursionlimit(before)
+
+
+def _indented(whole: object, write: Callable[[object], str], level: int = 0, *, of_user: bool = False) -> str:
+    line, value = write(whole) if level == _LEVELS or of_user else None, whole
+    if line is not None and (level == _LEVELS or len(line) > _LONGEST):
+        return line
+    if isinstance(value, dict) and value:
+        fields = cast("dict[str, object]", value)
+        items = [f"{write(k)}: {_indented(v, write, level + 1, of_user=k in _OF_USERS)}" for k, v in fields.items()]
+        opening, closing = "{}"
+    elif isinstance(value, list) and value:
+        items = [_indented(item, write, level + 1) for item in cast("list[object]", value)]
+        opening, closing = "[]"
+    else:
+        return write(whole) if line is None else line
+    before = "\n" + "  " * level
+    return f"{opening}{before}  {f',{before}  '.join(items)}{before}{closing}"
 
 
 def plain(value: object) -> object:

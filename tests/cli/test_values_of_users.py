@@ -83,3 +83,49 @@ def test_what_is_read_of_a_value_can_be_written(text: str, written: str, capsys:
 
 def test_no_float_of_a_record_makes_a_document_that_is_no_json() -> None:
     assert to_json({"rate": [float("inf"), float("-inf"), float("nan")]}) == '{"rate": ["inf", "-inf", "nan"]}'
+
+
+def test_a_document_is_indented() -> None:
+    document = {"id": 1, "args": {"a": [1, {"b": [], "c": {}}], "ü": None}, "tags": ["x"], "none": [], "at": 1.5}
+    assert to_json(document, indented=True) == json.dumps(document, indent=2)
+    assert to_json([document], indented=True, ascii_only=False) == json.dumps([document], indent=2, ensure_ascii=False)
+    assert to_json("text", indented=True) == '"text"'
+
+
+@pytest.mark.parametrize("depth", [30, 1000, 9000])
+@pytest.mark.parametrize("of_user", [False, True])
+def test_a_deep_value_is_whole_and_not_blown_up(depth: int, of_user: bool) -> None:
+    """Each level was indented: an event of 1 MiB with 1,100 of them was a gigabyte."""
+    value: Any = json.loads("[" * depth + "1" + ",1" * depth + "]" * depth) if depth < 2000 else _nested(depth)
+    for document in (value, [{"value": value}]):
+        written = to_json(document, indented=True, of_user=of_user)
+        assert len(written) < 10 * depth + 3000
+        if depth < 2000:
+            assert json.loads(written) == document
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("name", ["args", "result", "meta", "value", "payload"])
+def test_a_long_value_of_a_user_stands_on_one_line(name: str) -> None:
+    value = [[[[[1] * 25_000]]]]
+    document = [{"id": 1, name: value}]
+    written = to_json(document, indented=True)
+    assert written == f'[\n  {{\n    "id": 1,\n    "{name}": {json.dumps(value)}\n  }}\n]'
+    assert to_json(value, indented=True, of_user=True) == json.dumps(value)
+
+
+async def test_a_deep_event_is_shown_whole_and_in_few_bytes(command: Command, dsn: str) -> None:
+    value = "[" * 800 + "1" + ",1" * 2000 + "]" * 800
+    with Window(dsn) as window:
+        job_id = window.enqueue("mail")
+        window.run("SELECT FROM make_durable(%s)", job_id)
+        window.run("SELECT send_event(%s, 'e', %s::text::json)", job_id, value)
+    shown = (await command("jobs", "show", str(job_id), "--json")).stdout
+    assert len(shown) < 20_000
+    assert json.loads(shown)["unreceived_events"][0]["payload"] == json.loads(value)

@@ -37,8 +37,8 @@ def complain(message: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document. ASCII only, so that a terminal can show it."""
-    click.echo(to_json(value, indent=2))
+    """One JSON document, indented. ASCII only, so that a terminal can show it."""
+    click.echo(to_json(value, indented=True))
 
 
 def print_table(

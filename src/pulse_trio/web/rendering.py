@@ -47,7 +47,7 @@ def _static(context: Context, name: str) -> str:
 def payload(context: Context, value: object) -> str:
     """Arguments or a result as this user may see them, as text."""
     seen = redacted(value, context["user"])
-    return seen if seen is HIDDEN else shown(to_json(seen, indent=2, ascii_only=False))
+    return seen if seen is HIDDEN else shown(to_json(seen, indented=True, of_user=True, ascii_only=False))
 
 
 def _environment() -> Any:
