@@ -11,12 +11,13 @@ import trio
 from psycopg.types.json import Jsonb
 
 from pulse_trio import Handlers, Worker, open_client
-from pulse_trio.errors import InvalidArguments, InvalidTransition
+from pulse_trio.errors import DatabaseUnavailable, InvalidArguments, InvalidTransition
 from pulse_trio.jobs import Outcome
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.observe import BadRow, JobsRescued
 from pulse_trio.store import health
-from support.stores import Window, claim, open_store
+from pulse_trio.store.trees import Fence
+from support.stores import Window, claim, claim_one, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -168,6 +169,20 @@ async def test_a_report_that_is_refused_for_one_row_is_written_for_all_others(ds
         (ids[3], "report of failed")
     ]
     assert [a["outcome"] for a in window.attempts(ids[3])] == ["failed"]
+
+
+async def test_a_statement_for_one_parent_that_fails_of_its_row_names_that_job(dsn: str, window: Window) -> None:
+    """The log said that a row blocks trees, and not which."""
+    seen: list[BadRow] = []
+    async with open_store(dsn, on_event=seen.append) as store:
+        window.enqueue("roots")
+        parent = await claim_one(store, "roots")
+        with pytest.raises(DatabaseUnavailable, match=f"trees: job {parent.id}: a row made a statement fail"):
+            # As where `durable_job.first_block` is damaged: the numbers of blocks go on from there.
+            await store.trees.look(Fence(parent.id, parent.attempt, parent.session), 2**31)
+    (event,) = [event for event in seen if isinstance(event, BadRow)]
+    assert (event.job_id, event.during) == (None, "trees")
+    assert event.error.startswith(f"job {parent.id}: NumericValueOutOfRange: ")
 
 
 async def test_a_rescue_that_is_refused_for_one_row_is_done_for_all_others(dsn: str, window: Window) -> None:

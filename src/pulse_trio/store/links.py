@@ -76,8 +76,11 @@ class WorkerLink(Link):
         self._callbacks = callbacks
 
     @asynccontextmanager
-    async def using(self, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
+    async def using(
+        self, *, patience: float | None = None, job_id: int | None = None
+    ) -> AsyncGenerator[TrioConnection[Any]]:
         """The connection, for this task alone. PostgreSQL errors that can occur at any time are raised as our own exceptions.
+        `job_id`: the job of which a row is told that makes the statement fail.
 
         Raises:
             DatabaseUnavailable: the server is away, or refused for a reason that may pass; try again.
@@ -102,8 +105,9 @@ class WorkerLink(Link):
         except ROWS_FAULT as error:
             # Statements are written so that no row makes them fail. If one does, the loop that sent the statement tries again
             # later: a row never ends a worker.
-            self._callbacks.bad_row(None, "", self.name, said_of(error))
-            raise DatabaseUnavailable(f"{self.name}: a row made a statement fail: {str(error).strip()}") from error
+            of = "" if job_id is None else f"job {job_id}: "
+            self._callbacks.bad_row(None, "", self.name, f"{of}{said_of(error)}")
+            raise DatabaseUnavailable(f"{self.name}: {of}a row made a statement fail: {str(error).strip()}") from error
         except (psycopg.OperationalError, psycopg.InternalError) as error:
             # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
             raise DatabaseUnavailable(f"{self.name}: {disk_full(error) or str(error).strip()}") from error

@@ -203,7 +203,7 @@ class Trees:
         return [record_of(row) for row in await self._run("jobs", {"ids": numbers(ids)})]
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        async with self._link.using() as connection:
+        async with self._link.using(job_id=parameters.get("parent")) as connection:
             cursor = await connection.execute(statement(name, self._schema), parameters, prepare=True)
             return await cursor.fetchall()
 
