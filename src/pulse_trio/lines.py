@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import UsageError
+from .errors import ReplayMismatch, UsageError
 from .jobs import Claim
 
 
@@ -18,6 +18,14 @@ class BeyondLimit(UsageError):
 
 class LinesRefused(BeyondLimit):
     """The database refuses to store lines of one job, whatever the others write."""
+
+
+def unreadable(job_id: int, why: object) -> ReplayMismatch:
+    """The error of a job whose history cannot be read, now or later: no version of pulse-trio has written it so."""
+    return ReplayMismatch(
+        f"The history of job {job_id} cannot be read: {why}. Run the job again from the beginning: "
+        f"pulse-trio jobs retry {job_id} --afresh"
+    )
 
 
 class Kind(IntEnum):

@@ -337,3 +337,72 @@ async def test_a_failed_step_after_which_its_task_went_on_stays_failed(trees: Tr
     await trees.burst()
     assert (moody.calls, undone) == (1, [1])
     assert "the network, for a moment" in trees.job(job_id)["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (99, "1", "line 2 is of kind 99, which there is not"),
+        (-1, "1", "line 2 is of kind -1, which there is not"),
+        (2, "[1]", "the value of line 2 (key 2:x) is damaged (Expected `str`, got `array`)"),
+        (7, "[1]", "the value of line 2 (key 2:x) is damaged (Expected `object`, got `array`)"),
+        (7, '{"failed": ["x"]}', "the value of line 2 (key 2:x) is damaged"),
+        (7, "[" * 5000 + "]" * 5000, "the value of line 2 (key 2:x) is damaged"),
+        (8, "[1]", "the value of line 2 (key 2:x) is damaged"),
+        (9, "[1]", "the value of line 2 (key 2:x) is damaged"),
+        (9, '{"at": 1}', "the value of line 2 (key 2:x) is damaged"),
+        (10, '"abc"', "the value of line 2 (key 2:x) is damaged"),
+        (10, "[1]", "the value of line 2 (key 2:x) is damaged"),
+    ],
+)
+async def test_a_line_that_no_version_has_written_is_named(trees: Trees, kind: int, value: str, said: str) -> None:
+    """The job was dead of an exception of pulse-trio's own: "99 is not a valid Kind"."""
+    job_id = await _damaged(
+        trees,
+        "INSERT INTO history (job_id, line, kind, key, value, attempt) SELECT %s, n, k, n || ':x', v::text::json, 1"
+        # The failure of a block that is the last line is forgotten.
+        " FROM (VALUES (2, %s, %s), (3, 5, '1')) damaged(n, k, v)",
+        kind,
+        value,
+    )
+    error, state = trees.job(job_id)["error"], trees.job(job_id)["state"]
+    assert (state, error.partition(said)[0]) == (
+        "dead",
+        f"ReplayMismatch: The history of job {job_id} cannot be read: ",
+    )
+    assert f"pulse-trio jobs retry {job_id} --afresh" in error
+
+
+async def test_the_name_of_an_event_that_is_missing_is_told(trees: Trees) -> None:
+    job_id = await _damaged(trees, "UPDATE durable_job SET events = ARRAY[NULL], suspended = 1 WHERE job_id = %s")
+    error = trees.job(job_id)["error"]
+    assert error.startswith(
+        f"ReplayMismatch: The history of job {job_id} cannot be read: its row of durable_job is damaged"
+    )
+
+
+@pytest.mark.parametrize("value", [r'"\u0000\ud800"', "[" * 5000 + "]" * 5000])
+async def test_a_result_that_is_no_text_of_python_is_told(trees: Trees, value: str) -> None:
+    job_id = await _damaged(trees, "UPDATE history SET value = %s::text::json WHERE job_id = %s", value, last=True)
+    error = trees.job(job_id)["error"]
+    assert error.startswith(f"ReplayMismatch: job {job_id}, line 1: the remembered result of step ")
+    assert (trees.job(job_id)["state"], f"jobs retry {job_id} --afresh" in error) == ("dead", True)
+
+
+async def _damaged(trees: Trees, statement: Any, *values: object, last: bool = False) -> int:
+    """A job whose first attempt has written a line and failed, and whose second one begins after this statement."""
+
+    async def note() -> int:
+        return 1
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(note)
+        raise ConnectionError("away")
+
+    job_id = trees.enqueue("order")
+    await trees.burst(log=False)
+    trees.window.run(statement, *((*values, job_id) if last else (job_id, *values)))
+    trees.again()
+    await trees.burst(log=False)
+    return job_id

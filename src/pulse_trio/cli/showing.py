@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..store.health import Quarantined
     from ..store.why import Reason
 
+_KINDS = {int(kind): kind.name.lower() for kind in Kind}
+
 
 def reasons_of(client: SyncClient, job_id: int) -> list[Reason]:
     """What a job waits for; nothing where this role may not ask: it sees the rest of the job all the same."""
@@ -62,7 +64,7 @@ def whole(records: Sequence[HistoryLine | SentEvent]) -> list[dict[str, Any]]:
     fields: Any = plain(records)
     for one in fields:
         if "kind" in one:
-            one["kind"] = Kind(one["kind"]).name.lower()
+            one["kind"] = _KINDS.get(one["kind"], f"unknown ({one['kind']})")
         for name in ("value", "payload"):
             if one.get(name) is not None:
                 one[name] = json_value(one[name])

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..errors import ReplayMismatch
-from ..lines import Kind, Line, Resumed
+from ..lines import Kind, Line, Resumed, unreadable
 from ..sql import statement
 from .arrays import numbers, optional_numbers, texts
 from .rows import ROWS_FAULT, each_alone
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from ..lines import Lines
     from ..postgres import TrioConnection
     from .links import WorkerLink
+
+
+_KINDS = frozenset(map(int, Kind))
 
 
 class Written(NamedTuple):
@@ -82,14 +84,17 @@ class Histories:
                 )
                 rows: list[Any] = await cursor.fetchall()
             except ROWS_FAULT as error:
-                raise ReplayMismatch(
-                    f"The history of job {claim.id} cannot be read: {error.diag.message_primary or error}. Run the job again "
-                    f"from the beginning: pulse-trio jobs retry {claim.id} --afresh"
-                ) from error
+                raise unreadable(claim.id, error.diag.message_primary or error) from error
         if not rows:
             return None
         (_, _, _, _, head, _), *lines = rows
-        found = msgspec.json.decode(head, type=Resumed)
+        strange = next(((line, kind) for line, kind, *_ in lines if kind not in _KINDS), None)
+        if strange is not None:
+            raise unreadable(claim.id, f"line {strange[0]} is of kind {strange[1]}, which there is not")
+        try:
+            found = msgspec.json.decode(head, type=Resumed)
+        except msgspec.DecodeError as error:
+            raise unreadable(claim.id, f"its row of durable_job is damaged ({error})") from error
         return msgspec.structs.replace(
             found,
             lines=[Line(line, Kind(kind), key, name, value, event) for line, kind, key, name, value, event in lines],

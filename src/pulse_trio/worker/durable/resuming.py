@@ -15,6 +15,7 @@ from .afresh import is_to_begin
 from .half_undone import fail_in_body, fail_instead, learn_what_was_undone
 from .interrupted import comes_after_undoing, goes_elsewhere, is_partly_plain, misfit, plain_failure
 from .keys import block_number
+from .legible import check_legible
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
 from .replay import Replay
@@ -47,6 +48,7 @@ async def history_of(running: RunningJob, parts: DurableParts, *, goes_on: bool 
     while True:
         try:
             found = await parts.store.resume(running.claim)
+            check_legible(running.claim.id, () if found is None else found.lines)
             if found is not None and is_to_begin(found) and await parts.store.begin_afresh(running.claim):
                 found = await parts.store.resume(running.claim)
             # The deadline passed while no worker held the job, and no watchdog has told it so yet?

@@ -284,7 +284,7 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
         text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:
         return decoded(function, text)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         job_id = durable.running.claim.id
         raise durable.fail(
             ReplayMismatch(

@@ -88,7 +88,7 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
         payload = decoded_event(durable.parts.codec, line.value or "null", name, job_id)
     try:
         return decoder.decode(payload)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidEvent(
             f"The payload of the event {name!r} of job {job_id} is not the {inspect.formatannotation(type_)} that the "
             f"handler waits for: {error}."
