@@ -37,9 +37,11 @@ gets it only from `pulse-trio migrate`.
 
 Results go to stdout; everything else goes to stderr. `--json` prints one JSON document with times in ISO 8601
 (UTC), and as text the numbers of a job that few programs can read (integers of more than 4,300 digits, what is above every
-float); `run --json` logs one object a line. An error is one line on stderr that begins with `pulse-trio:`. A command that
-cannot write to stdout (closed, a full disk) says so and ends with 1; it goes on if it cannot write to stderr. A worker does
-not wait for the program that reads its stderr: it buffers 1 MB of log, drops lines beyond that, and counts them.
+float). The document is indented, but for what is deeper than 24 levels, and arguments, results and payloads of more than
+64 kB: each stands on one line. `run --json` logs one object a line. An error is one line on stderr that begins with
+`pulse-trio:`. A command that cannot write to stdout (closed, a full disk) says so and ends with 1; it goes on if it cannot
+write to stderr. A worker does not wait for the program that reads its stderr: it buffers 1 MB of log, drops lines beyond
+that, and counts them.
 
 | exit code | meaning |
 |---|---|
