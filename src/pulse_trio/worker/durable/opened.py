@@ -169,9 +169,7 @@ class Opened:
             call.fail_blocks = () if block.collect else (block.number,)
             with self._durable.awaiting(call):
                 if left_over:
-                    members = await block.learn()
-                    left_over = any(member.key not in block.by_key for member in members)
-                    note_dropped(block, members)
+                    left_over = any(member.key not in block.by_key for member in await block.learn())
                 while not (block.failures and not block.collect):
                     if block.all_ended:
                         if await block.is_over():
@@ -200,6 +198,7 @@ class Opened:
                 await self._close("sibling")
             elif left_over:
                 # What an earlier attempt had started, and this one has not. It starts no more: this one has the lease.
+                note_dropped(block, await block.members())
                 await self._close("parent")
 
     async def _close(self, cause: Any) -> None:

@@ -92,7 +92,7 @@ def note_dropped(block: Block, members: Iterable[Member]) -> None:
     """The block ends. These are its children, also of the attempts before. Remembers it if these had started others."""
     replay = block.durable.history.replay
     left = any(member.key not in block.by_key and not is_over(block.durable, member) for member in members)
-    if left and block.number not in replay.unopened.taken_over:
+    if left and block.number not in replay.unopened.taken_over | replay.unopened.dropped:
         replay.unopened.dropped.add(block.number)
         block.durable.history.moment(DROPPED, float(block.number), anew=True)
 
