@@ -345,6 +345,12 @@ async def a_nursery_before(shop: Shop, job: Job) -> Any:
     return await keyed_block(shop, job)
 
 
+async def a_nursery_before_that_waits(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(shop.check.options(queue="late"))
+    return await keyed_block(shop, job)
+
+
 async def an_empty_nursery_before(shop: Shop, job: Job) -> Any:
     async with job.durable_nursery():
         pass
@@ -358,14 +364,18 @@ async def a_nursery_and_a_wait_before(shop: Shop, job: Job) -> Any:
     return await keyed_block(shop, job)
 
 
-@pytest.mark.parametrize("new", [a_nursery_before, an_empty_nursery_before, a_nursery_and_a_wait_before])
+@pytest.mark.parametrize(
+    "new",
+    [a_nursery_before, a_nursery_before_that_waits, an_empty_nursery_before, a_nursery_and_a_wait_before],
+)
 async def test_a_child_that_has_done_its_work_is_not_started_again_behind_a_new_nursery(shop: Shop, new: Body) -> None:
     """The new block had the number of the old one and ended without its children, and the old one started them again."""
     await shop.begin(keyed_block)
     await shop.confirm()
     found = await shop.resume(new)
-    if new is a_nursery_and_a_wait_before:
+    if found["state"] == "suspended":  # in the new nursery, or behind it
         shop.client.send_event(shop.id, "go")
+        await shop.run("late")
         found = await shop.resume(new)
     await shop.run("cards")
     assert (found["state"], shop.charged) == ("dead", [0, 1])

@@ -169,7 +169,9 @@ class Opened:
             call.fail_blocks = () if block.collect else (block.number,)
             with self._durable.awaiting(call):
                 if left_over:
-                    left_over = any(member.key not in block.by_key for member in await block.learn())
+                    members = await block.learn()
+                    left_over = any(member.key not in block.by_key for member in members)
+                    await note_dropped(block, members)
                 while not (block.failures and not block.collect):
                     if block.all_ended:
                         if await block.is_over():
@@ -198,7 +200,6 @@ class Opened:
                 await self._close("sibling")
             elif left_over:
                 # What an earlier attempt had started, and this one has not. It starts no more: this one has the lease.
-                note_dropped(block, await block.members())
                 await self._close("parent")
 
     async def _close(self, cause: Any) -> None:
@@ -224,6 +225,7 @@ class Opened:
     async def _learn_of_its_end(self) -> None:
         """The block has ended in an earlier attempt."""
         self.block.closing = True  # none is started again
+        self._durable.history.replay.unopened.starts_again(self.block.number, self.block.by_key)
         line = self._call.line
         # The body was cut short in a plain await, and may have been in an earlier one now, before it had started them all.
         cut = line is not None and line.kind is Kind.BLOCK_FAILED and self._scope.line is not None

@@ -45,24 +45,28 @@ async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]])
                 raise _would_run_again(
                     block, child, f"as child {had!r}, job {its_id}", "gives its children other keys now"
                 )
-        if any(new.key in known for _, new in batch):
-            replay.unopened.taken_over.add(block.number)
+        replay.unopened.starts_again(block.number, [new.key for _, new in batch if new.key in known])
     for number in _others(block.durable, block.number, resumed.blocks):
         await _check_other(block, number, [(child, new) for child, new in batch if new.key not in known])
 
 
 def _others(durable: Durable, own: int, before: Container[int]) -> set[int]:
     """The blocks of the attempts before whose children this code may start as others: those that have ended without them, that
-    are open and have started none of them, and in a handler of one task those that were not opened again."""
+    are open, and in a handler of one task those that were not opened again."""
     unopened = durable.history.replay.unopened
     opened = {block.number for block in durable.blocks if block.number in before and not block.left_behind}
     left = set[int]() if durable.quiet.has_others() else set(unopened.numbers())
-    return (unopened.dropped | (opened - unopened.taken_over) | left) - {own}
+    return (unopened.dropped | opened | left) - {own}
 
 
 async def _check_other(block: Block, number: int, batch: Sequence[tuple[Child[Any], NewChild]]) -> None:
     before = {(key, digest): its_id for key, its_id, digest in await _children_like(block, number, batch)}
-    its = {before[new.key, new.digest]: child for child, new in batch if (new.key, new.digest) in before}
+    own = block.durable.history.replay.unopened.taken_over.get(number, ())
+    its = {
+        before[new.key, new.digest]: child
+        for child, new in batch
+        if (new.key, new.digest) in before and new.key not in own
+    }
     for other in block.durable.blocks:
         if other.number == number and isinstance(other, type(block)):
             its = {its_id: child for its_id, child in its.items() if child.key not in other.by_key}
@@ -88,13 +92,16 @@ def does_not_fit(block: Block, child: Child[Any], job_id: int) -> Exception:
     )
 
 
-def note_dropped(block: Block, members: Iterable[Member]) -> None:
-    """The block ends. These are its children, also of the attempts before. Remembers it if these had started others."""
-    replay = block.durable.history.replay
-    left = any(member.key not in block.by_key and not is_over(block.durable, member) for member in members)
-    if left and block.number not in replay.unopened.taken_over | replay.unopened.dropped:
-        replay.unopened.dropped.add(block.number)
+async def note_dropped(block: Block, members: Iterable[Member]) -> None:
+    """The body of a block has ended. These are its children, also of the attempts before. Remembers it, once, if these had
+    started others alone. (The next attempt may have started those of this one.)"""
+    unopened = block.durable.history.replay.unopened
+    if block.number in unopened.dropped or block.number in unopened.taken_over:
+        return
+    if any(member.key not in block.by_key and not is_over(block.durable, member) for member in members):
+        unopened.dropped.add(block.number)
         block.durable.history.moment(DROPPED, float(block.number), anew=True)
+        await block.durable.history.written()  # before the job is suspended
 
 
 async def _children_like(

@@ -25,8 +25,8 @@ _BODY = "{} body"
 _REMEMBERED = {"scope": "{}:scope", "event": "{}:event", "sleep": "{}:sleep", "block": "{}:block body"}
 """The moments that a call with a number may have, by its kind."""
 DROPPED = "0:dropped"
-"""The key of the moments that say that a block has ended in an attempt that had started none of the children which those before
-had started in it; the value is its number."""
+"""The key of the moments that say that the body of a block has ended in an attempt that had started none of the children which
+those before had started in it; the value is its number."""
 
 
 def body_key(key: str) -> str:
@@ -85,10 +85,15 @@ class Unopened:
         """Those that the main task may leave out."""
         self.suspects: dict[int | str, Passed] = {}
         """Those that it should have opened, it seems, with the call that it made; and so the waits, by their keys."""
-        self.taken_over = set[int]()
-        """Those of which this attempt has started a child again."""
+        self.taken_over: dict[int, set[str]] = {}
+        """The keys of the children of attempts before that this one has started again, by the numbers of their blocks."""
         self.dropped = set[int]()
-        """Those that have ended with other children than they had (other_keys.py)."""
+        """Blocks in which an attempt has started none of the children that those before had (other_keys.py)."""
+
+    def starts_again(self, number: int, keys: Iterable[str]) -> None:
+        """This attempt has started these children again in the block with that number."""
+        if keys := set(keys):
+            self.taken_over.setdefault(number, set()).update(keys)
 
     def told(self, moment: Line) -> None:
         """The history has this moment."""
