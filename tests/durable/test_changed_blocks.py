@@ -398,13 +398,7 @@ async def an_empty_nursery_around_the_block(shop: Shop, job: Job) -> Any:
         return await block(shop, job)
 
 
-async def block_with_a_key(shop: Shop, job: Job) -> Any:
-    async with job.durable_nursery(key="old") as nursery:
-        for n in range(2):
-            nursery.start_soon(shop.pay, n)
-
-
-async def block_with_another_key(shop: Shop, job: Job) -> Any:
+async def with_another_key(shop: Shop, job: Job) -> Any:
     async with job.durable_nursery(key="new") as nursery:
         for n in range(2):
             nursery.start_soon(shop.pay, n)
@@ -416,8 +410,8 @@ async def block_with_another_key(shop: Shop, job: Job) -> Any:
         (keyed_block, a_nursery_around),
         (keyed_block, an_empty_nursery_around),
         (block, an_empty_nursery_around_the_block),
-        (block_with_a_key, block_with_another_key),
-        (block_with_a_key, block),
+        (with_a_key, with_another_key),
+        (with_a_key, block),
     ],
 )
 async def test_a_child_is_not_started_again_in_another_block(shop: Shop, old: Body, new: Body) -> None:

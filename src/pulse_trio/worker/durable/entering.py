@@ -55,7 +55,7 @@ class _Entering:
         self._durable.running.run.check(_WHAT)
         assert self._opened is not None  # noqa: S101 -- it was entered
         try:
-            return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+            return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- a cancellation is meant to reach it
         finally:
             self._opened = None
 

@@ -84,12 +84,12 @@ class Opened:
         durable, scope = self._durable, self._scope
         if not self._in_body or self.block.collect or not durable.history.replay.over:
             return
-        if not durable.history.replay.unopened.may_be_in(self.block.number):
-            scope.cancel()
-        else:
-            # Blocks in it that earlier attempts had open are opened first, so that their children are known and cancelled, and
-            # what the body undoes has its number.
+        if durable.history.replay.unopened.may_be_in(self.block.number):
+            # The body first opens the blocks that earlier attempts had open in it: then their children are known and cancelled,
+            # and what the body undoes has the number that it has in later attempts.
             scope.strikes_within(REOPENED_WITHIN)
+        else:
+            scope.cancel()
 
     def holds(self, task: trio.lowlevel.Task) -> bool:
         """Whether the task runs in the body."""

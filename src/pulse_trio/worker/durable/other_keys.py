@@ -1,9 +1,9 @@
 """Children that an earlier attempt has started, and that new code is about to start once more as others.
 
-So it is where the code gives them a `child_key`, or takes it from them, while their block is open. And where it has a new
-durable nursery before theirs, or around it: a block has the number of its call, so the new one has that of the old one, whose
-children it leaves out, and the old one starts them again. (Where the new block has taken none of them over, that is. One that
-starts some of them has one child fewer.) And where it gives a nursery another `key=`.
+New code does that in three ways. It gives the children a `child_key`, or takes it from them, while their block is open. It has
+a new durable nursery before or around theirs: a block has the number of its call, so the new one gets that of the old one and
+leaves its children out, and the old one starts them again. (A block that starts some of them has one child fewer.) It gives the
+nursery another `key=`.
 
 A later attempt asks before it starts children again, in one statement for up to 1,000 of them. One whose block has none of
 earlier attempts asks for nothing."""

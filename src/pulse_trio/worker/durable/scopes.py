@@ -168,9 +168,10 @@ class Scope(NoScopeOfTrios):
                 self._durable.hand_out()
             return
         self.inner.cancel()
+        # The body of a block that its own task cuts short goes on to its next call: that is noted as the place, and later
+        # attempts come to it.
         if self.remembered or self.asked != "by its task":
             self._durable.note_cancellation(of=self)
-        # Else the body of a block goes on to its next call, and is cut short there, in later attempts too.
         self._durable.parts.looks.struck(self._durable.running.claim.id)
 
     def goes_on_live(self, *, opens: bool = False) -> None:

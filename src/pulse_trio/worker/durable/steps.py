@@ -75,7 +75,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
-    except BaseException as error:  # the function may raise anything; what it has not failed of goes on
+    except BaseException as error:  # SystemExit too; the rest goes on: _is_its_failure
         if not _is_its_failure(error):
             raise
         failed = await _failed_of(durable, call, error, undoes=undoes)  # noqa: ASYNC102, ASYNC120 -- no cancellation comes here
@@ -146,7 +146,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise
     except BeyondLimit as error:
         raise durable.fail(error) from None
-    except BaseException as error:  # the function may raise anything; what it has not failed of goes on
+    except BaseException as error:  # SystemExit too; the rest goes on: _is_its_failure
         if not _is_its_failure(error):
             raise
         if issubclass(type(error), DatabaseUnavailable):

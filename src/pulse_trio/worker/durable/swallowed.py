@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .stood import is_late, stood
+from .stood import is_late, stood, struck_too
 
 if TYPE_CHECKING:
     from .durable import Durable
@@ -45,15 +45,11 @@ def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
     line = replay.next_line
     here = line is not None and line.key == scope.key and is_late(line) and not stood(line).outer
     here = here and so_far.still_at == replay.latest and scope.task not in durable.standing
-    if here and (found := replay.take_out(scope.key, _any)) is not None:
+    if here and (found := replay.take_out(scope.key, struck_too)) is not None:
         so_far.still_at = None
         scope.strike_again(found)
     else:
         await_line(durable, scope, so_far)
-    return True
-
-
-def _any(_: object) -> bool:
     return True
 
 
