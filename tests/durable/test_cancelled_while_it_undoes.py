@@ -108,7 +108,8 @@ async def test_it_ends_as_cancelled_at_once_and_a_retry_begins_it_anew(
 
 
 async def test_it_owes_what_a_clean_up_did_not_come_to_though_its_handler_ends_with_discard(trees: Trees) -> None:
-    """The inner clean-up has failed, and the job is cancelled in the outer one. It owed nothing, and a retry shipped again."""
+    """The inner clean-up has failed, and the job is cancelled in the outer one. It owed nothing, and a retry shipped again. A
+    retry comes to the same, and says so."""
     bank = Bank(trees)
     bank.refuses, bank.cancels = {"ship", "take the label off"}, {"refund"}
 
@@ -128,11 +129,14 @@ async def test_it_owes_what_a_clean_up_did_not_come_to_though_its_handler_ends_w
             raise Discard("undone") from error  # noqa: ASYNC104 -- its word on the job
 
     job_id = trees.enqueue("order")
-    for _ in range(2):
+    for retried in (False, True):
         while trees.job(job_id)["finished_at"] is None:
             trees.again()
             await trees.burst(log=False)
-        assert (trees.job(job_id)["state"], bank.done) == ("cancelled", ["charge", "refund"])
+        found = trees.job(job_id)
+        assert (found["state"], bank.done) == ("cancelled", ["charge", "refund"])
+        last = trees.window.run("SELECT error FROM attempts WHERE job_id = %s ORDER BY attempt DESC LIMIT 1", job_id)
+        assert (f"jobs retry {job_id} --afresh runs it again" in last[0]["error"]) == retried
         assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
         bank.refuses.clear()
         bank.client.retry(job_id)

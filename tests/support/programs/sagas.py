@@ -34,6 +34,7 @@ FAULTS = ("cancelled", "timeout", "fails", "lost before", "lost after")
 LONG, SHORT, NEVER = 600.0, 0.2, 1e6
 """Seconds of a deadline of a handler that is suspended, which the play lets pass, of one that keeps its slot, and of one that
 passes."""
+EACH_TIME = "which its history keeps: each attempt ends so"
 
 
 class Saga(NamedTuple):
@@ -358,10 +359,18 @@ def _pay_off(trees: Trees, client: SyncClient, ids: list[int]) -> bool:
     """Retries the jobs that owe their clean-up. Returns whether one goes on."""
     goes_on = False
     for owing in trees.window.do(family.unfinished_clean_ups(ids)):
+        if EACH_TIME in _last_error(trees, owing):
+            continue
         with suppress(InvalidTransition):
             client.retry(owing)
             goes_on = True
     return goes_on
+
+
+def _last_error(trees: Trees, job_id: int) -> str:
+    """Of its last attempt: a cancelled job has none of its own."""
+    last = trees.window.run("SELECT error FROM attempts WHERE job_id = %s ORDER BY attempt DESC LIMIT 1", job_id)
+    return str(last[0]["error"]) if last else ""
 
 
 def _go_on(trees: Trees, client: SyncClient, waiting: list[dict[str, Any]]) -> None:

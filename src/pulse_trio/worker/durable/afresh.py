@@ -45,9 +45,9 @@ def _says_so(error: BaseException) -> bool:
         return False
 
 
-def _add_note(error: BaseException) -> None:
+def add_note(error: BaseException, note: str) -> None:
     with suppress(Exception):  # a method of the user's may raise anything, and then nothing is noted
-        ask(lambda: error.add_note(_KEPT))
+        ask(lambda: error.add_note(note))
 
 
 async def remember(durable: Durable, error: BaseException) -> Discard | None:
@@ -61,7 +61,7 @@ async def remember(durable: Durable, error: BaseException) -> Discard | None:
     if durable.fatal is not None:
         return None
     if not history.replay.over or not history.replay.unopened.is_empty:
-        _add_note(error)
+        add_note(error, _KEPT)
         return None
     if (failure := durable.failures.clean_ups.failed) is not None:
         return Discard(

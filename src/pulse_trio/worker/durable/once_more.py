@@ -17,7 +17,7 @@ from ...describing import leaves_of
 from ...errors import FailedBefore
 from ...handlers import UnfitArguments
 from ...lines import BeyondLimit, Kind
-from .afresh import gives_up
+from .afresh import add_note, gives_up
 from .detours import HALF_WAY
 from .failures import comes_from_a_cancellation
 from .interrupted import Interrupted
@@ -39,6 +39,10 @@ OWED = "0:owed"
 """The key of the moment that says of a job that a clean-up of it is owed, though it goes on if nobody asks for that."""
 LEFT_UNDONE = "0:left undone"
 """The key of the moment that says of a job that ends for good that a clean-up of it has failed."""
+_EACH_TIME = (
+    "A job.cleanup() of it has failed in an attempt before, which its history keeps: each attempt ends so. Undo by hand what is "
+    "left; pulse-trio jobs retry {} --afresh runs it again from the beginning."
+)
 _LONGEST = 10.0
 """Seconds after which the cancellation comes in a plain await, if the attempt had not come to the last line."""
 
@@ -75,12 +79,15 @@ async def is_still_to_come(
 async def leaves_undone(durable: Durable, error: BaseException) -> None:
     """The job ends for good with this, and a clean-up of it has failed: that may be the last word, unless a person cancels the
     job before it is written (migrations/0116_cancelled_as_they_gave_up.sql)."""
-    failed = durable.history.has_lines and durable.failures.clean_ups.unanswered
+    history = durable.history
+    failed = history.has_lines and durable.failures.clean_ups.unanswered
     if failed and durable.running.cancel_reason is None and gives_up(error):
+        if LEFT_UNDONE in history.replay.moments and not history.has_news:
+            add_note(error, _EACH_TIME.format(durable.running.claim.id))
         # The lease may be lost, or the history have no room: then a person reads the error.
         with suppress(RuntimeError, BeyondLimit):
-            durable.history.moment(LEFT_UNDONE, 0.0, anew=True)
-            await durable.history.written()
+            history.moment(LEFT_UNDONE, 0.0, anew=True)
+            await history.written()
 
 
 async def times_out_half_way(durable: Durable, error: BaseException | None) -> None:
