@@ -180,11 +180,11 @@ class Cancelling:
         self._is_noted()
         self.told = True
         after = self.seconds_to(min(self._came, running.deadline))
-        self._count = self._durable.keys.count
+        self._count, striking = self._durable.keys.count, self._durable.quiet.striking
         place = (place_of_the_cut() if clean_up and after else None) or ()
-        value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
-        self._durable.quiet.note_cut(self._durable.quiet.striking.seen)
-        self._durable.history.hold(Kind.CANCELLED, "job", "", value)
+        said = Stood(at, reason, self._count, after, before=striking.before, place=place)
+        self._durable.quiet.note_cut(striking.seen)
+        self._durable.history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(said).decode())
 
     def _is_noted(self) -> None:
         self.noted = self._durable.history.room.cleans_up = True

@@ -40,8 +40,8 @@ OWED = "0:owed"
 LEFT_UNDONE = "0:left undone"
 """The key of the moment that says of a job that ends for good that a clean-up of it has failed."""
 _EACH_TIME = (
-    "A job.cleanup() of it has failed in an attempt before, which its history keeps: each attempt ends so. Undo by hand what is "
-    "left; pulse-trio jobs retry {} --afresh runs it again from the beginning."
+    "A job.cleanup() of it has failed in an attempt before, which its history keeps: each attempt ends so. Undo by hand what "
+    "is left; pulse-trio jobs retry {} --afresh runs it again from the beginning."
 )
 _LONGEST = 10.0
 """Seconds after which the cancellation comes in a plain await, if the attempt had not come to the last line."""

@@ -21,7 +21,7 @@ from .keys import is_entry
 from .left_out import LeftOut
 from .mismatches import mismatch, returned_before_its_cancellation, stuck
 from .seen import bound_in, seen_in
-from .stood import CANCELLATIONS, is_late, outer_first, stood
+from .stood import CANCELLATIONS, is_late, may_be_swallowed, outer_first, stood
 from .unopened import Unopened
 
 if TYPE_CHECKING:
@@ -312,9 +312,11 @@ class Replay:
         line = self._out_of_order.left.get(key, self.next_line)
         return line is not None and line.key == key and is_late(line)
 
-    def comes_late_at_last(self, key: str) -> bool:
-        """Whether one of the lines says so."""
-        return any(line.key == key and is_late(line) for line in self._out_of_order.cancellations)
+    def swallowed(self, key: str) -> Line | None:
+        """The line of a scope, or of the job's cancellation, if that may have been swallowed."""
+        return next(
+            (line for line in self._out_of_order.cancellations if line.key == key and may_be_swallowed(line)), None
+        )
 
     def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
         """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it

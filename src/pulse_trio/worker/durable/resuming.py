@@ -20,6 +20,7 @@ from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough, waiting_for_another
 from .replay import Replay
 from .standing import is_behind_a_cut, is_cut_now
+from .swallowed import await_cancellation
 from .under_way import of_code_that_fits
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ async def resume(durable: Durable) -> None:
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
+    await_cancellation(durable)
     for said in replay.left_out.marks:
         durable.history.hold(Kind.MOMENT, said, "", repr(float(said.partition(":")[0])))
     if found.cancelling:

@@ -155,6 +155,11 @@ class Scope(NoScopeOfTrios):
         """The task begins a call."""
         self._so_far.calls += trio.lowlevel.current_task() is self.task
 
+    def call_stands(self, task: trio.lowlevel.Task) -> None:
+        """This task is about to stand in a call."""
+        if self._stood is None and task is self.task and self.inner.cancel_called:
+            self._so_far.before = True
+
     def cancel(self) -> None:
         """Cancels the block now."""
         self._durable.running.run.check("scope.cancel")
@@ -249,12 +254,11 @@ class Scope(NoScopeOfTrios):
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
         so_far = self._so_far
-        late = so_far.late is True
-        said = msgspec.structs.replace(self._stood, late=late, opened=so_far.opened, outer=late and so_far.outer)
-        if not self._so_far.cleans_up:
+        said = so_far.told_in(self._stood)
+        if not so_far.cleans_up:
             said = msgspec.structs.replace(said, after=0.0)
         elif said.after:
-            said = msgspec.structs.replace(said, place=self._so_far.place)
+            said = msgspec.structs.replace(said, place=so_far.place)
         return msgspec.json.encode(said).decode()
 
     def _count_calls(self) -> None:

@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import trio
+
+    from .stood import Stood
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class SoFar:
     """Whether what it has cut short cleans up in it."""
     place: tuple[str, ...] = ()
     """Where the plain await was that it has cut short, if that is known."""
+    before: bool = False
+    """Whether it had struck before its task began a call that it cut short."""
     busy: Sequence[trio.lowlevel.Task] | None = None
     """The tasks that were busy when it struck, if that is known."""
     opened: bool = False
@@ -41,3 +47,8 @@ class SoFar:
     cut_at: float = math.inf
     """When the body of a block is cut short, on Trio's clock, at the latest: a child has failed, and blocks in the body that
     earlier attempts had open are not open again."""
+
+    def told_in(self, said: Stood) -> Stood:
+        """The same with what is known now."""
+        late = self.late is True
+        return replace(said, late=late, opened=self.opened, outer=late and self.outer, before=self.before)

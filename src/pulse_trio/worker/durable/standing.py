@@ -38,6 +38,7 @@ class Awaiting:
         durable.standing[task] = call
         if self._outer is None:
             durable.quiet.delivering.enters(task)
+        durable.quiet.striking.call_stands(task)
         self._step = IN_STEP.get()
         if call.kind == "step":
             IN_STEP.set(call)

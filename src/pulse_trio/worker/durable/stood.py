@@ -42,6 +42,8 @@ class Stood(msgspec.Struct, frozen=True):
     """Whether the scope struck as it was opened, whatever was on its way then."""
     outer: bool = False
     """Whether it was that late because what is around it had struck, and cut short what was in both."""
+    before: bool = False
+    """Whether it had come before its task began the call that it cut short."""
     place: tuple[str, ...] = ()
     """Where in the code the plain await was, if it is known (places.py)."""
 
@@ -49,6 +51,11 @@ class Stood(msgspec.Struct, frozen=True):
 def is_late(line: Line) -> bool:
     """Whether the scope had cut nothing short."""
     return line.kind is Kind.SCOPE_CANCELLED and stood(line).late
+
+
+def may_be_swallowed(line: Line) -> bool:
+    """Whether the handler may have swallowed the `Cancelled` in a plain await, before anything told of it."""
+    return line.kind in CANCELLATIONS and ((said := stood(line)).late or said.before)
 
 
 def outer_first(lines: deque[Line], within: Mapping[str, str]) -> Line:

@@ -26,7 +26,7 @@ _LATER = 1.0
 class Striking:
     """The deadlines of one attempt that are to strike."""
 
-    __slots__ = ("_changed", "_due", "_durable", "_waits", "seen")
+    __slots__ = ("_changed", "_due", "_durable", "_waits", "before", "seen")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -36,12 +36,22 @@ class Striking:
         self._waits = False
         self.seen: Sequence[trio.lowlevel.Task] | None = None
         """The tasks that were busy when the job was cancelled, if that is known."""
+        self.before = False
+        """Whether the job was cancelled before its main task began a call that this cut short."""
 
     def job_is_cancelled(self) -> None:
         """The job is about to be cancelled: which tasks are busy is seen before any is cut short."""
         quiet = self._durable.quiet
         if quiet.has_others():
             self.seen = quiet.busy()
+
+    def call_stands(self, task: trio.lowlevel.Task) -> None:
+        """This task is about to stand in a call."""
+        for scope in self._durable.scopes:
+            scope.call_stands(task)
+        running = self._durable.running
+        if running.cancel_reason is not None and not self._durable.cancelling.noted and task is running.task:
+            self.before = True
 
     def at(self, scope: Scope, deadline: float) -> None:
         """The scope is to be cut short then."""

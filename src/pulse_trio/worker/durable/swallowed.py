@@ -1,8 +1,10 @@
-"""A scope that had struck while its task stood in a plain await, and whose `Cancelled` the handler has swallowed there.
+"""A scope that had struck while its task stood in a plain await, and whose `Cancelled` the handler has swallowed there; or a job
+that was cancelled so.
 
-Its line says that it had cut nothing short (`late`): so it does where the await was over in the same moment, or stood in a
-shield, and nothing tells these apart. The task comes to that await again, which may never end by itself. So where the replay
-stands still for some seconds before such a line, and the task is in no durable call, the scope strikes again.
+Its line says that it had cut nothing short (`late`), or only a call that began when it had struck (`before`): so it does where
+the await was over in the same moment, or stood in a shield, and nothing tells these apart. The task comes to that await again,
+which may never end by itself. So where the replay stands still for some seconds before such a line, and the task is in no
+durable call, it comes again.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .stood import is_late, stood, struck_too
+from .own_tasks import own_task
+from .stood import may_be_swallowed, stood, struck_too
 
 if TYPE_CHECKING:
+    from ...lines import Line
     from .durable import Durable
     from .scopes import Scope
     from .so_far import SoFar
@@ -26,7 +30,7 @@ WITHIN = 10.0
 def await_line(durable: Durable, scope: Scope, so_far: SoFar) -> None:
     """The scope is open in a replay, and strikes so if its line comes."""
     replay = durable.history.replay
-    if not replay.over and replay.comes_late_at_last(scope.key):
+    if not replay.over and replay.swallowed(scope.key) is not None:
         so_far.still_at = replay.latest
         durable.quiet.striking.at(scope, trio.current_time() + _seconds(durable))
         # Trio's own would strike without a look at the replay.
@@ -43,7 +47,7 @@ def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
         durable.quiet.striking.ends(scope)
         return False
     line = replay.next_line
-    here = line is not None and line.key == scope.key and is_late(line) and not stood(line).outer
+    here = line is not None and line.key == scope.key and may_be_swallowed(line) and not stood(line).outer
     here = here and so_far.still_at == replay.latest and scope.task not in durable.standing
     if here and (found := replay.take_out(scope.key, struck_too)) is not None:
         so_far.still_at = None
@@ -51,6 +55,26 @@ def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
     else:
         await_line(durable, scope, so_far)
     return True
+
+
+def await_cancellation(durable: Durable) -> None:
+    """The history has been read. If the handler may have swallowed the cancellation of its job, that comes so, too."""
+    line, nursery = durable.history.replay.swallowed("job"), durable.running.scope_nursery
+    if line is not None and nursery is not None:
+        nursery.start_soon(_come_again, durable, line, name="a cancellation that was swallowed")
+
+
+@own_task
+async def _come_again(durable: Durable, line: Line) -> None:
+    replay, still_at = durable.history.replay, None
+    while not durable.cancelling.noted and not replay.over:
+        here = replay.next_line is line and durable.running.task not in durable.standing
+        if here and still_at == replay.latest:
+            # Not before what is still to come: the line is the next one.
+            durable.hand_out(early=True)
+            return
+        still_at = replay.latest if here else None
+        await trio.sleep(_seconds(durable))
 
 
 def _seconds(durable: Durable) -> float:
