@@ -1,5 +1,5 @@
-"""A handler that swallows the `Cancelled` of a plain await in a scope that has struck, or of its job, and goes on as if that were
-over.
+"""A handler that swallows the `Cancelled` of a plain await in a scope that has struck, or of its job, and goes on as if that
+were over.
 
 The first attempt went on; the next one stood in that await for ever, because the line of the scope says that it had cut nothing
 short.

@@ -21,11 +21,11 @@ from .keys import is_entry
 from .left_out import LeftOut
 from .mismatches import mismatch, returned_before_its_cancellation, stuck
 from .seen import bound_in, seen_in
-from .stood import CANCELLATIONS, is_late, may_be_swallowed, outer_first, stood
+from .stood import CANCELLATIONS, is_late, outer_first, stood
 from .unopened import Unopened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from ...errors import ReplayMismatch
@@ -312,17 +312,15 @@ class Replay:
         line = self._out_of_order.left.get(key, self.next_line)
         return line is not None and line.key == key and is_late(line)
 
-    def swallowed(self, key: str) -> Line | None:
-        """The line of a scope, or of the job's cancellation, if that may have been swallowed."""
-        return next(
-            (line for line in self._out_of_order.cancellations if line.key == key and may_be_swallowed(line)), None
-        )
+    def cancellations(self, kind: Kind, key: str) -> Iterator[Line]:
+        """Those of the history, of a scope or of the job."""
+        return (line for line in self._out_of_order.cancellations if line.kind is kind and line.key == key)
 
     def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
         """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
         stands among the lines of other tasks tells nothing."""
-        for line in self._out_of_order.cancellations:
-            if line.key == key and line.kind is Kind.SCOPE_CANCELLED and fits(stood(line)):
+        for line in self.cancellations(Kind.SCOPE_CANCELLED, key):
+            if fits(stood(line)):
                 if self._out_of_order.left.pop(key, None) is not None:
                     return line
                 if line in self._lines:

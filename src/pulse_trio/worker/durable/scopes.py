@@ -33,7 +33,7 @@ from .keys import highest_number
 from .left_behind import leave_behind
 from .places import place_of_the_cut
 from .returning import REOPENED_WITHIN
-from .so_far import SoFar
+from .so_far import SoFar, told_in
 from .stood import Stood, is_left_so, is_opened, late_key, stood, struck_too
 from .unremembered import NoScopeOfTrios
 
@@ -230,9 +230,8 @@ class Scope(NoScopeOfTrios):
             return
         if cuts:
             self._so_far.late = False
-        if clean_up and not self._so_far.cleans_up and (place := place_of_the_cut()) is not None:
-            self._so_far.cleans_up = True
-            self._so_far.place = place
+        if clean_up and self._so_far.place is None:
+            self._so_far.place = place_of_the_cut()
         if self._stood is None and (line := self._durable.history.replay.struck_by_key(self.key)) is not None:
             self._stood, self.line = stood(line), line.line
         if self._stood is None:
@@ -254,8 +253,8 @@ class Scope(NoScopeOfTrios):
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
         so_far = self._so_far
-        said = so_far.told_in(self._stood)
-        if not so_far.cleans_up:
+        said = told_in(self._stood, so_far)
+        if so_far.place is None:
             said = msgspec.structs.replace(said, after=0.0)
         elif said.after:
             said = msgspec.structs.replace(said, place=so_far.place)

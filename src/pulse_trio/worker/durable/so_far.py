@@ -24,10 +24,8 @@ class SoFar:
     """How many calls its task has begun in it."""
     read: bool = False
     """Whether its task has found that it had struck."""
-    cleans_up: bool = False
-    """Whether what it has cut short cleans up in it."""
-    place: tuple[str, ...] = ()
-    """Where the plain await was that it has cut short, if that is known."""
+    place: tuple[str, ...] | None = None
+    """Where the plain await was that it has cut short, if that is known; None if that does not clean up in it."""
     before: bool = False
     """Whether it had struck before its task began a call that it cut short."""
     busy: Sequence[trio.lowlevel.Task] | None = None
@@ -48,7 +46,8 @@ class SoFar:
     """When the body of a block is cut short, on Trio's clock, at the latest: a child has failed, and blocks in the body that
     earlier attempts had open are not open again."""
 
-    def told_in(self, said: Stood) -> Stood:
-        """The same with what is known now."""
-        late = self.late is True
-        return replace(said, late=late, opened=self.opened, outer=late and self.outer, before=self.before)
+
+def told_in(said: Stood, known: SoFar) -> Stood:
+    """The same with what is known now."""
+    late = known.late is True
+    return replace(said, late=late, opened=known.opened, outer=late and known.outer, before=known.before)

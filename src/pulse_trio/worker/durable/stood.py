@@ -54,8 +54,8 @@ def is_late(line: Line) -> bool:
 
 
 def may_be_swallowed(line: Line) -> bool:
-    """Whether the handler may have swallowed the `Cancelled` in a plain await, before anything told of it."""
-    return line.kind in CANCELLATIONS and ((said := stood(line)).late or said.before)
+    """Whether the handler may have swallowed the `Cancelled` of this line in a plain await, before anything told of it."""
+    return (said := stood(line)).late or said.before
 
 
 def outer_first(lines: deque[Line], within: Mapping[str, str]) -> Line:

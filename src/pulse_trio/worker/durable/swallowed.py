@@ -1,5 +1,5 @@
-"""A scope that had struck while its task stood in a plain await, and whose `Cancelled` the handler has swallowed there; or a job
-that was cancelled so.
+"""A scope that had struck while its task stood in a plain await, and whose `Cancelled` the handler has swallowed there; or a
+job that was cancelled so.
 
 Its line says that it had cut nothing short (`late`), or only a call that began when it had struck (`before`): so it does where
 the await was over in the same moment, or stood in a shield, and nothing tells these apart. The task comes to that await again,
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...lines import Kind
 from .own_tasks import own_task
 from .stood import may_be_swallowed, stood, struck_too
 
@@ -30,7 +31,7 @@ WITHIN = 10.0
 def await_line(durable: Durable, scope: Scope, so_far: SoFar) -> None:
     """The scope is open in a replay, and strikes so if its line comes."""
     replay = durable.history.replay
-    if not replay.over and replay.swallowed(scope.key) is not None:
+    if not replay.over and any(map(may_be_swallowed, replay.cancellations(Kind.SCOPE_CANCELLED, scope.key))):
         so_far.still_at = replay.latest
         durable.quiet.striking.at(scope, trio.current_time() + _seconds(durable))
         # Trio's own would strike without a look at the replay.
@@ -46,10 +47,10 @@ def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
         so_far.still_at = None
         durable.quiet.striking.ends(scope)
         return False
-    line = replay.next_line
-    here = line is not None and line.key == scope.key and may_be_swallowed(line) and not stood(line).outer
-    here = here and so_far.still_at == replay.latest and scope.task not in durable.standing
-    if here and (found := replay.take_out(scope.key, struck_too)) is not None:
+    its = (line for line in replay.cancellations(Kind.SCOPE_CANCELLED, scope.key) if line is replay.next_line)
+    here = any(may_be_swallowed(line) and not stood(line).outer for line in its)
+    still = so_far.still_at == replay.latest and scope.task not in durable.standing
+    if here and still and (found := replay.take_out(scope.key, struck_too)) is not None:
         so_far.still_at = None
         scope.strike_again(found)
     else:
@@ -59,7 +60,8 @@ def strikes(durable: Durable, scope: Scope, so_far: SoFar) -> bool:
 
 def await_cancellation(durable: Durable) -> None:
     """The history has been read. If the handler may have swallowed the cancellation of its job, that comes so, too."""
-    line, nursery = durable.history.replay.swallowed("job"), durable.running.scope_nursery
+    nursery, said = durable.running.scope_nursery, durable.history.replay.cancellations(Kind.CANCELLED, "job")
+    line = next(filter(may_be_swallowed, said), None)
     if line is not None and nursery is not None:
         nursery.start_soon(_come_again, durable, line, name="a cancellation that was swallowed")
 
