@@ -382,6 +382,28 @@ async def test_a_child_that_has_done_its_work_is_not_started_again_behind_a_new_
     assert "The code has another block there now" in found["error"]
 
 
+async def test_nor_if_the_worker_is_lost_before_the_body_of_that_has_ended(shop: Shop) -> None:
+    """The new child was one of the block's own then, and nothing told that the code had left the others out."""
+
+    async def a_nursery_before(shop: Shop, job: Job) -> Any:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(shop.check)
+            await nursery.flush()
+            if not shop.done:
+                shop.done.append("lost")
+                await shop.trees.lose(job.id)
+                await trio.sleep_forever()
+        return await keyed_block(shop, job)
+
+    await shop.begin(keyed_block)
+    await shop.confirm()
+    await shop.resume(a_nursery_before)
+    found = await shop.resume(a_nursery_before)
+    await shop.run("cards")
+    assert (found["state"], shop.charged) == ("dead", [0, 1])
+    assert "The code has another block there now" in found["error"]
+
+
 async def a_nursery_around(shop: Shop, job: Job) -> Any:
     async with job.durable_nursery() as nursery:
         nursery.start_soon(shop.check.options(child_key="check"))

@@ -46,6 +46,9 @@ async def check_keys(block: Block, batch: Sequence[tuple[Child[Any], NewChild]])
                     block, child, f"as child {had!r}, job {its_id}", "gives its children other keys now"
                 )
         replay.unopened.starts_again(block.number, [new.key for _, new in batch if new.key in known])
+        if not known:
+            # A later attempt finds these among the block's, if the worker is lost before the body has ended.
+            await _note_dropped(block)
     for number in _others(block.durable, block.number, resumed.blocks):
         await _check_other(block, number, [(child, new) for child, new in batch if new.key not in known])
 
@@ -95,10 +98,13 @@ def does_not_fit(block: Block, child: Child[Any], job_id: int) -> Exception:
 async def note_dropped(block: Block, members: Iterable[Member]) -> None:
     """The body of a block has ended. These are its children, also of the attempts before. Remembers it, once, if these had
     started others alone. (The next attempt may have started those of this one.)"""
-    unopened = block.durable.history.replay.unopened
-    if block.number in unopened.dropped or block.number in unopened.taken_over:
-        return
     if any(member.key not in block.by_key and not is_over(block.durable, member) for member in members):
+        await _note_dropped(block)
+
+
+async def _note_dropped(block: Block) -> None:
+    unopened = block.durable.history.replay.unopened
+    if block.number not in unopened.dropped and block.number not in unopened.taken_over:
         unopened.dropped.add(block.number)
         block.durable.history.moment(DROPPED, float(block.number), anew=True)
         await block.durable.history.written()  # before the job is suspended
