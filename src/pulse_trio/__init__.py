@@ -51,7 +51,7 @@ from .settings import WorkerSettings
 from .states import State
 
 if TYPE_CHECKING:
-    from .client import Batch, BatchResult, Client, JobRef, SyncClient, open_client
+    from .client import Batch, BatchResult, Client, JobRef, SyncBatch, SyncClient, open_client
     from .store.batches import BatchFailure, BatchStatus
     from .store.cancelling import CancellationRecord, CancelResult
     from .store.stacks import JobStack
@@ -61,7 +61,7 @@ else:
     __getattr__, __dir__ = later(
         __name__,
         {
-            "client": ("Batch", "BatchResult", "Client", "JobRef", "SyncClient", "open_client"),
+            "client": ("Batch", "BatchResult", "Client", "JobRef", "SyncBatch", "SyncClient", "open_client"),
             "store.batches": ("BatchFailure", "BatchStatus"),
             "store.cancelling": ("CancelResult", "CancellationRecord"),
             "store.stacks": ("JobStack",),
@@ -123,6 +123,7 @@ __all__ = [
     "Snooze",
     "State",
     "StepFailed",
+    "SyncBatch",
     "SyncClient",
     "TookTooLong",
     "UnfitResult",

@@ -184,6 +184,9 @@ async def test_every_client_passes_the_trace_on(dsn: str, tracing: Tracing) -> N
         client.enqueue(add, 1)
         client.enqueue_many([add.request(n) for n in range(2)])
         client.enqueue_many([add.request(n) for n in range(2)], chunk=1)
+        with client.batch(on_complete=after.request()) as batch:
+            batch.enqueue(add, 1)
+            batch.enqueue_many(add.request(n) for n in range(2))
 
     with tracing.tracer.start_as_current_span("all of it") as root:
         async with open_client(dsn, handlers=handlers) as client:
@@ -208,10 +211,10 @@ async def test_every_client_passes_the_trace_on(dsn: str, tracing: Tracing) -> N
     assert {span.trace for span in received.spans} == {trace_id}
     enqueues = {span.id: span for span in received.named("enqueue add")}
     assert all(span.parent in enqueues for span in received.named("run add"))
-    assert len(received.named("run add")) == 3 + 20 + 3 + 4 + 3 + 1 + 5
+    assert len(received.named("run add")) == 3 + 20 + 3 + 4 + 3 + 1 + 5 + 3
     counts = sorted(span.attributes.get("messaging.batch.message_count", 1) for span in enqueues.values())
-    assert counts == [1] * 6 + [2] * 3 + [3, 4, 20]
-    assert received.one("run after").trace == trace_id
+    assert counts == [1] * 7 + [2] * 4 + [3, 4, 20]
+    assert {span.trace for span in received.named("run after")} == {trace_id}
 
 
 NO_PARENTS = [

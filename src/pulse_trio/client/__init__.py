@@ -14,5 +14,6 @@ from .client import Client, open_client
 from .refs import JobRef
 from .requests import request_by_name
 from .sync import SyncClient
+from .sync_batches import SyncBatch
 
-__all__ = ["Batch", "BatchResult", "Client", "JobRef", "SyncClient", "open_client", "request_by_name"]
+__all__ = ["Batch", "BatchResult", "Client", "JobRef", "SyncBatch", "SyncClient", "open_client", "request_by_name"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from ..errors import InvalidArguments, UnknownBatch, UsageError
 from ..handlers import check_text
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
+M = TypeVar("M")
 
-_CANCELLED_AT_ONCE = 1000
+CANCELLED_AT_ONCE = 1000
 
 
 class Ground(Jobs, Protocol):
@@ -79,11 +79,11 @@ class BatchResult:
         return not self.status.dead and not self.status.cancelled
 
 
-class Batch:
-    """Made by `client.batch()`, or by `client.open_batch(id)`."""
+class BatchOf(Generic[M]):
+    """A batch, and the means by which its client reaches the database."""
 
     def __init__(
-        self, means: Means, batch_id: int, *, name: str | None, kept: JobRequest | None = None, known: bool = False
+        self, means: M, batch_id: int, *, name: str | None, kept: JobRequest | None = None, known: bool = False
     ) -> None:
         self._means = means
         self.id = batch_id
@@ -104,7 +104,32 @@ class Batch:
         self._on_complete, self._known = request, True
 
     def __repr__(self) -> str:
-        return f"<Batch {self.id}{'' if self.name is None else f' {self.name!r}'}>"
+        return f"<{type(self).__name__} {self.id}{'' if self.name is None else f' {self.name!r}'}>"
+
+    @property
+    def _is_to_keep(self) -> bool:
+        """Whether the batch's row does not have the callback yet."""
+        return self._kept is not self._on_complete
+
+    def _keep(self) -> operations.Operation[None]:
+        check_callback(request := self._on_complete)
+        yield from batches.keep(self.id, request)
+        self._kept = request
+
+    def _close(self, traces: Traces | None) -> operations.Operation[None]:
+        if not self._known:
+            yield from batches.close_kept(self.id)
+            return
+        if self._is_to_keep:
+            yield from self._keep()
+        callback = self.on_complete
+        if callback is not None and traces is not None:
+            callback = carrying(callback, traces.current())
+        yield from batches.close(self.id, callback)
+
+
+class Batch(BatchOf[Means]):
+    """Made by `client.batch()`, or by `client.open_batch(id)`."""
 
     @overload
     async def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobRef[R]: ...
@@ -140,10 +165,8 @@ class Batch:
         return [self._ref(one, Any) for one in done]
 
     async def _keep_callback(self) -> None:
-        if self._kept is not (request := self._on_complete):
-            _check_callback(request)
-            await self._means.run(batches.keep(self.id, request))
-            self._kept = request
+        if self._is_to_keep:
+            await self._means.run(self._keep())
 
     def _ref(self, done: new_jobs.Enqueued, result_type: Any) -> JobRef[Any]:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
@@ -151,14 +174,7 @@ class Batch:
     async def close(self) -> None:
         """Closes the batch: it finishes with its last job, or when a worker next looks if it has none. Closing it again changes
         nothing. Raises `InvalidTransition` if another program has closed it without the callback that was set here."""
-        if not self._known:
-            await self._means.run(batches.close_kept(self.id))
-            return
-        await self._keep_callback()
-        callback, traces = self.on_complete, self._means.traces
-        if callback is not None and traces is not None:
-            callback = carrying(callback, traces.current())
-        await self._means.run(batches.close(self.id, callback))
+        await self._means.run(self._close(self._means.traces))
 
     async def status(self) -> BatchStatus:
         """The counts now. Raises `UnknownBatch`."""
@@ -188,8 +204,8 @@ class Batch:
             await self.close()
         left = await self._means.run(batches.live(self.id))
         count = 0
-        for start in range(0, len(left), _CANCELLED_AT_ONCE):
-            results = await self._means.client.cancel_many(left[start : start + _CANCELLED_AT_ONCE], reason=reason)
+        for start in range(0, len(left), CANCELLED_AT_ONCE):
+            results = await self._means.client.cancel_many(left[start : start + CANCELLED_AT_ONCE], reason=reason)
             count += sum(r.cancellation is not None for r in results)
         return count
 
@@ -197,25 +213,35 @@ class Batch:
 @asynccontextmanager
 async def new_batch(means: Means, name: str | None, on_complete: JobRequest | None) -> AsyncGenerator[Batch]:
     """A new batch, closed when the block is left without an exception."""
-    if name is not None:
-        check_text("batch", name, 256)
-    _check_callback(on_complete)
-    batch_id = await means.run(batches.open_batch(name, on_complete))
+    batch_id = await means.run(opening(name, on_complete))
     batch = Batch(means, batch_id, name=name, kept=on_complete, known=True)
     yield batch
     await batch.close()
 
 
-def _check_callback(on_complete: object) -> None:
+def opening(name: str | None, on_complete: JobRequest | None) -> operations.Operation[int]:
+    """A new batch's id. Raises `InvalidName` and `InvalidArguments` before anything is written."""
+    if name is not None:
+        check_text("batch", name, 256)
+    check_callback(on_complete)
+    return batches.open_batch(name, on_complete)
+
+
+def check_callback(on_complete: object) -> None:
     if on_complete is not None and not isinstance(on_complete, JobRequest):
         raise InvalidArguments(f"on_complete must be a request, as handler.request(...) returns; got {on_complete!r}.")
 
 
 async def open_batch(means: Means, batch_id: object) -> Batch:
     """An existing batch. Raises `UnknownBatch`, and `InvalidArguments` for what is no whole number."""
+    status: BatchStatus = await means.run(batches.status(id_of(batch_id)))
+    return Batch(means, status.id, name=status.name)
+
+
+def id_of(batch_id: object) -> int:
+    """A batch's id. Raises as `open_batch` does."""
     if not isinstance(batch_id, int) or isinstance(batch_id, bool):
         raise InvalidArguments(f"A batch's id is a whole number above 0, got {batch_id!r:.200}.")
     if not 0 < batch_id < 2**63:
         raise UnknownBatch(f"A batch's id is a whole number above 0, got {batch_id!r:.200}.")
-    status: BatchStatus = await means.run(batches.status(batch_id))
-    return Batch(means, batch_id, name=status.name)
+    return batch_id

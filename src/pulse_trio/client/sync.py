@@ -43,11 +43,13 @@ from .refs import result_of, where_to_look
 from .requests import checked_filter, decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import Stream, check_chunk, partly
+from .sync_batches import MeansSync, new_batch_sync, open_batch_sync
 from .waiting import NO_ANSWER, check_timeout
 from .writing import AddingSync, write_stream_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from datetime import datetime, timedelta
     from typing import Unpack
 
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
+    from .sync_batches import SyncBatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,6 +207,17 @@ class SyncClient:
         begins at that end, has two seconds. On the caller's connection the server stops it: if no server can be reached, that
         connection's own settings end the wait.
         """
+
+        def finished(until: float | None) -> operations.JobRecord | None:
+            found = self._job(job_id, until)
+            return found if found.state in FINISHED else None
+
+        return self._wait_until(finished, timeout, f"Job {job_id}", where_to_look(job_id))
+
+    def _wait_until(
+        self, look: Callable[[float | None], T | None], timeout: float | None, name: str, hint: str = ""
+    ) -> T:
+        """Returns the first result of `look` that is not None; it is given the moment by which it needs an answer."""
         check_timeout(timeout)
         give_up = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
@@ -213,7 +227,7 @@ class SyncClient:
             until = None if give_up is None else max(give_up, time.monotonic() + _LEAST)
             unanswered = False
             try:
-                found = self._job(job_id, until)
+                found = look(until)
             except (DatabaseUnavailable, TookTooLong) as error:
                 unanswered = until is not None and _is_late(error, until)
                 if not unanswered:
@@ -221,17 +235,17 @@ class SyncClient:
                         raise
                     lost = error
             else:
-                if found.state in FINISHED:
+                if found is not None:
                     return found
                 lost = None
             asked = True
             if give_up is not None:
                 left = give_up - time.monotonic()
                 if left <= 0 or unanswered:
-                    hint = NO_ANSWER if unanswered else where_to_look(job_id)
+                    hint = NO_ANSWER if unanswered else hint
                     if lost is not None:
                         hint = f" The database could not be reached: {lost}"
-                    raise TimeoutError(f"Job {job_id} did not finish within {timeout:g} s.{hint}") from lost
+                    raise TimeoutError(f"{name} did not finish within {timeout:g} s.{hint}") from lost
                 pause = min(pause, left)
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
@@ -427,6 +441,21 @@ class SyncClient:
     ) -> list[AuditRecord]:
         """Who did what, newest first; see `Client.audit`."""
         return self.run(audit.audit(act=act, job=job, role=role, actor=actor, target=target, since=since, limit=limit))
+
+    # Batches
+
+    def batch(
+        self, *, on_complete: JobRequest | None = None, name: str | None = None
+    ) -> AbstractContextManager[SyncBatch]:
+        """`with client.batch() as batch:` groups the jobs that are enqueued with `batch.enqueue`; see `Client.batch`."""
+        return new_batch_sync(self._means(), name, on_complete)
+
+    def open_batch(self, batch_id: int) -> SyncBatch:
+        """A batch that was created elsewhere; see `Client.open_batch`. Raises `UnknownBatch`."""
+        return open_batch_sync(self._means(), batch_id)
+
+    def _means(self) -> MeansSync:
+        return MeansSync(self, self._handlers, self._codec, self._adding, self._wait_until, self._traces)
 
     # Queues
 

@@ -26,7 +26,7 @@ from .spool import Spool
 from .streams import SLICE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from ..codec import Codec
@@ -145,9 +145,13 @@ async def write_stream(
 
 
 async def _join(to: Adding, batch: int | None, done: Done) -> None:
-    if batch is not None:
-        for start in range(0, len(done), SLICE):
-            await to.run(batches.add(batch, [one.id for one in done[start : start + SLICE]]))
+    for adding in () if batch is None else _joining(batch, done):
+        await to.run(adding)
+
+
+def _joining(batch: int, done: Done) -> Iterator[operations.Operation[None]]:
+    for start in range(0, len(done), SLICE):
+        yield batches.add(batch, [one.id for one in done[start : start + SLICE]])
 
 
 async def _write_slices(
@@ -191,27 +195,39 @@ def write_stream_sync(
     codec: Codec | None,
     *,
     progress: Callable[[int], object] | None = None,
+    batch: int | None = None,
 ) -> Done:
     """The same, blocking."""
     answers = Answers(progress)
     first = stream.take(SLICE)
     if not stream.ended:
         with adding() as to:
+            if batch is not None:
+                to.run(batches.lock(batch))
             _write_slices_sync(first, stream, to, codec, answers)
+            _join_sync(to, batch, answers.all)
         return answers.all
     places, tries = answers.extend(len(first)), Tries()
     while first:
         try:
             with adding() as to:
+                if batch is not None:
+                    to.run(batches.lock(batch))
                 if _keyed(first):
                     done = to.run(new_jobs.enqueue_many(first, codec, one_by_one=tries.one_by_one))
                 else:
                     done = to.write(first)
+                _join_sync(to, batch, done)
                 answers.put(places, done)
             break
         except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
             time.sleep(tries.pause(error))
     return answers.all
+
+
+def _join_sync(to: AddingSync, batch: int | None, done: Done) -> None:
+    for adding in () if batch is None else _joining(batch, done):
+        to.run(adding)
 
 
 def _write_slices_sync(
