@@ -385,6 +385,7 @@ def test_a_truth_is_no_number(pulse_sync_client):
 def test_the_options_of_a_handler_are_asked_for(pulse_sync_client):
     at = datetime(2031, 1, 1, tzinfo=timezone.utc)
     given = [{"queue": "b"}, {"priority": 3}, {"unique_key": "u"}, {"key": "k"}, {"max_attempts": 9}, {"at": at}]
+    given += [{"tags": ["eu", "vip"]}, {"meta": {"order": 7, "vip": True}}]
     for options in given:
         asked = welcome.options(**options)
         with pytest.raises(AssertionError):
@@ -432,7 +433,10 @@ def undecorated():
         ("welcome", {"args": {"named": "Ada"}}, "'welcome' has no argument 'named': there are 'name', 'template'"),
         (count, {"args": {"words": ["a", 1]}}, "Expected `str`, got `int`"),
         (welcome.options(delay=60), {}, r"welcome.options\\(delay=...\\): .* not compared here, only at, key, max_attempts, "),
-        (welcome.options(tags=["a"]), {}, r"welcome.options\\(tags=...\\): .* Leave it out, and look at the job"),
+        (welcome.options(timeout=9), {}, r"welcome.options\\(timeout=...\\): .* Leave it out, and look at the job"),
+        (welcome, {"tags": "eu"}, "tags= takes a list of text, or None, got 'eu'"),
+        (welcome, {"tags": ["of two"]}, "A tag must have no spaces"),
+        (welcome, {"meta": {"order": [7]}}, "meta"),
         (welcome.options(queue="a"), {"queue": "b"}, r"queue='b' and welcome.options\\(queue='a'\\): no job has both"),
     ],
 )
@@ -464,7 +468,7 @@ async def add(one: int, other: float) -> None:
     pass
 """
     done = project(more + WRONGLY_REFUTED)
-    assert "49 passed" in outcomes(done), done.stdout + done.stderr
+    assert "58 passed" in outcomes(done), done.stdout + done.stderr
 
 
 NOT_AWAITED = """

@@ -7,42 +7,44 @@ enqueued are seen through `client.using(connection)`. The idea is Oban.Testing's
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 
 import msgspec
 
 from ..client import Client, SyncClient
 from ..client.requests import decoded_record
-from ..errors import UnknownKind
+from ..errors import UnknownKind, UsageError
 from ..handlers import Handler, given_options
 from ..handlers.models import from_builtins
 from ..handlers.payloads import has_models
+from ..labels import check_tags, pack_meta
 from ..states import State
+from .as_json import arguments_differ, is_same, short
 from .forgotten import awaited
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Unpack
 
     from ..handlers import Handlers
     from ..store.operations import JobRecord
 
+T = TypeVar("T")
+
 _PAGE = 500
 _WAITING = ("scheduled", "available", "retryable")
 _MOST = 20
 """Jobs in a message."""
-_SHOWN = 400
-"""Characters of a job's arguments in a message."""
 
 
 class Expected(TypedDict, total=False):
     """What a job must have. What is left out asks for nothing, but for `state`: then the job waits, now or for its time.
 
-    `args` are arguments by name; the job may have others beside them. `at` is when it is due, an aware datetime, to the second.
-    `state` is one, or "any".
+    `args` are arguments by name; the job may have others beside them. `tags` and `meta` are all that it has. `at` is when it is
+    due, an aware datetime, to the second. `state` is one, or "any".
     """
 
     args: Mapping[str, Any]
@@ -53,6 +55,8 @@ class Expected(TypedDict, total=False):
     max_attempts: int
     at: datetime
     state: State | str
+    tags: Sequence[str] | None
+    meta: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,13 @@ class _Wanted:
             found.append(f"state: {str(job.state)!r}, not {str(state)!r}")
         for name, value in self.expected.items():
             if name == "args":
-                found += _arguments_differ({**self.defaults, **job.args}, value)
+                found += arguments_differ({**self.defaults, **job.args}, value)
             elif name == "at":
                 if abs(job.run_at - value) > timedelta(seconds=1):
                     found.append(f"at: {job.run_at.isoformat()}, not {value.isoformat()}")
+            elif name == "meta" and value is not None and job.meta is not None:
+                if not is_same(job.meta, value):
+                    found.append(f"meta: {short(job.meta)}, not {short(value)}")
             elif name != "state" and getattr(job, name) != value:
                 found.append(f"{name}: {getattr(job, name)!r}, not {value!r}")
         return found
@@ -90,32 +97,6 @@ class _Wanted:
         said = [f"of kind {self.kind!r}"] if self.kind is not None else []
         said += [f"{name}={value!r}" for name, value in self.expected.items()]
         return "a job " + ", ".join(said) if said else "a job"
-
-
-def _arguments_differ(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for name, value in wanted.items():
-        if name not in found:
-            lines.append(f"args: there is no {name!r}, only {', '.join(map(repr, found)) or 'none'}")
-        elif not _is_same(found[name], value):
-            lines.append(f"args[{name!r}]: {_short(found[name])}, not {_short(value)}")
-    return lines
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal as JSON: there `true` is not 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        both = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
-        return both[0].keys() == both[1].keys() and all(_is_same(value, both[1][key]) for key, value in both[0].items())
-    if isinstance(one, list) and isinstance(other, list):
-        pairs = cast("list[Any]", one), cast("list[Any]", other)
-        return len(pairs[0]) == len(pairs[1]) and all(map(_is_same, *pairs))
-    return isinstance(one, bool) is isinstance(other, bool) and one == other
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 @overload
@@ -211,6 +192,8 @@ _TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
     "max_attempts": (int, "a whole number"),
     "at": (datetime, "an aware datetime"),
     "state": (str, "a state"),
+    "tags": ((list, tuple, type(None)), "a list of text, or None"),
+    "meta": ((Mapping, type(None)), "a mapping, or None"),
 }
 
 
@@ -236,7 +219,14 @@ def _wanted(client: Client | SyncClient, handler: object, expected: Mapping[str,
     if expected.get("state", "any") not in ("any", *State):
         raise TypeError(f'state= takes {", ".join(State)} or "any", got {expected["state"]!r}')
     args = cast("Mapping[Any, Any]", expected.get("args", {}))
-    checked = {**expected, "args": _through_json(args)} if "args" in expected else expected
+    checked = dict(expected)
+    if "args" in expected:
+        checked["args"] = _through_json(args)
+    if expected.get("tags") is not None:
+        checked["tags"] = list(_as_enqueued(check_tags, expected["tags"])) or None
+    if expected.get("meta") is not None:
+        _as_enqueued(pack_meta, expected["meta"])
+        checked["meta"] = dict(expected["meta"]) or None
     if known is None:
         return _Wanted(cast("str | None", handler), checked, unknown=no_kind)
     defaults = _defaults_of(known, args)
@@ -263,6 +253,8 @@ def _with_options(handler: Handler[Any, Any], expected: Mapping[str, Any]) -> Ma
     chosen = given_options(**handler.chosen)
     if "run_at" in chosen:
         chosen["at"] = chosen.pop("run_at")
+    if "meta" in chosen:
+        chosen["meta"] = handler.chosen["meta"]  # not as the row has it
     if others := sorted(chosen.keys() - _OPTIONS):
         raise TypeError(
             f"{handler.kind}.options({others[0]}=...): that option of a job is not compared here, only "
@@ -285,7 +277,7 @@ def _refuse_misfits(handler: Handler[Any, Any], args: Mapping[str, Any]) -> None
             msgspec.json.decode(encoded, type=hint, dec_hook=from_builtins if has_models(hint) else None)
         except msgspec.ValidationError as error:
             raise TypeError(
-                f"no job of {handler.kind!r} has args={{{name!r}: {_short(value)}}}: {error} for {name!r}"
+                f"no job of {handler.kind!r} has args={{{name!r}: {short(value)}}}: {error} for {name!r}"
             ) from None
 
 
@@ -309,6 +301,14 @@ def _defaults_of(handler: Handler[Any, Any], args: Mapping[Any, Any]) -> dict[st
         raise TypeError(f"the handler {handler.kind!r} has no argument {unknown[0]!r}: there are {names}")
     found = {name: parameters[name].default for name in args if name in parameters}
     return _through_json({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
+
+
+def _as_enqueued(check: Callable[[object], T], given: object) -> T:
+    """What an enqueue makes of it. Raises `TypeError` for what that refuses."""
+    try:
+        return check(given)
+    except UsageError as error:
+        raise TypeError(str(error)) from None
 
 
 def _through_json(args: Mapping[Any, Any]) -> dict[str, Any]:
@@ -377,4 +377,4 @@ def _nearest(wanted: _Wanted, jobs: list[JobRecord]) -> str:
 
 
 def _line(job: JobRecord) -> str:
-    return f"job {job.id} ({job.kind}, {job.state}, queue {job.queue!r}) {_short(job.args)}"
+    return f"job {job.id} ({job.kind}, {job.state}, queue {job.queue!r}) {short(job.args)}"
