@@ -210,7 +210,7 @@ def _remedy(connection: psycopg.Connection[Any], schema: str, migrates: bool) ->
     if enqueues and not migrates:
         return (
             f"A producer enqueues from code or SQL; the command line reads more than it may. The schema's owner, {owner}, "
-            f"can grant that: pulse-trio grants --waiter {role}"
+            f"can grant more: pulse-trio grants --waiter {role}, or --operator {role} for commands that change jobs"
         )
     return (
         f"The schema {name} belongs to {owner}: connect as that role. That role can grant {role} the rights to work with "

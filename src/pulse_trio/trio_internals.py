@@ -60,6 +60,8 @@ def check() -> None:
         for name, there in {
             "Task._child_nurseries": hasattr(trio.lowlevel.Task, "_child_nurseries"),
             "Task._cancel_status": hasattr(trio.lowlevel.Task, "_cancel_status"),
+            "Task._activate_cancel_status": hasattr(trio.lowlevel.Task, "_activate_cancel_status"),
+            "Nursery._cancel_status": "_cancel_status" in _code(trio.Nursery.__init__).co_names,
             "CancelStatus._scope, _parent and effectively_cancelled": all(
                 hasattr(statuses, name) for name in ("_scope", "_parent", "effectively_cancelled")
             ),
@@ -240,6 +242,16 @@ def innermost_scope(owner: trio.lowlevel.Task | trio.Nursery) -> object:
     """The innermost scope that is open in a task, or was when a nursery was opened. With a Trio that keeps it elsewhere each
     job gets a new nursery."""
     return getattr(owner, "_cancel_status", owner)
+
+
+def leave_foreign_scopes(task: trio.lowlevel.Task) -> bool:
+    """Has a task stand in the nursery that it was started in, and in no scope of its own, where another task has closed scopes
+    around it. Trio would end that nursery with an error when the task ends. Returns whether it was so."""
+    nursery = task.parent_nursery
+    if nursery is None or task._cancel_status is nursery._cancel_status:
+        return False
+    task._activate_cancel_status(nursery._cancel_status)
+    return True
 
 
 def forget(nursery: trio.Nursery) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from pulse_trio import SyncClient
 from support.workers import RUN, enqueue, settled, until
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Program = Callable[[bool], str]
 APP = """
+import contextlib
 import logging
 import os
 import sys
@@ -58,6 +60,13 @@ def says_much_elsewhere() -> str:
 @handlers.job
 async def standard_files() -> list[str]:
     return [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
+
+
+@handlers.job
+async def prints_to_a_file(seconds: float) -> None:
+    # The second of two at a time leaves the first one's file, which is closed, as the program's stdout.
+    with open(os.devnull, "w") as file, contextlib.redirect_stdout(file):
+        await trio.sleep(seconds)
 """
 BROKEN = ["2>&-", "2>/dev/full", ">/dev/full", ">&-", ">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>&1"]
 
@@ -97,6 +106,17 @@ async def test_a_worker_works_and_ends_well_whatever_its_streams_are(
     _, _, opened = await settled(dsn, files)
     # No socket has taken the place of a stream that was closed: what writes there would speak to the database.
     assert [name for name in opened if name.startswith(("socket", "anon"))] == []
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+
+
+async def test_a_worker_whose_handler_has_closed_stdout_ends_well(
+    program: Program, dsn: str, processes: Processes, app: Path
+) -> None:
+    worker = await run(processes, program(False), dsn, "", "--processes=1")
+    jobs = [SyncClient(dsn).enqueue("prints_to_a_file", {"seconds": seconds}).id for seconds in (0.5, 1)]
+    for job_id in jobs:
+        assert await settled(dsn, job_id) == ("completed", 1, None)
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 0, worker.report()
 

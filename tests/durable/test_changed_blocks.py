@@ -583,3 +583,53 @@ async def test_a_child_of_a_block_that_was_cut_short_before_it_is_said_to_be_not
     await shop.begin(cut)
     error = shop.trees.job(shop.id)["error"]
     assert "The child '#1' was never started, so it has no result: its block was cut short before" in error
+
+
+def refunding(order: int, *, waits: bool = False, notes: bool = False) -> Body:
+    async def body(shop: Shop, job: Job) -> Any:
+        await job.step(shop.note, "charged")
+        try:
+            if notes:
+                await job.step(shop.note, "noted")
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(shop.pay, order)
+                if waits:
+                    await job.wait_for_event("never")
+        except BaseException:
+            with job.cleanup():
+                await job.step(shop.note, "refunded")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (refunding(1), refunding(2)),
+        (refunding(1), refunding(2, waits=True)),
+        (refunding(1, waits=True), refunding(2)),
+        (refunding(1, notes=True), refunding(2)),
+    ],
+)
+async def test_a_cancelled_job_is_undone_by_code_that_fits_after_code_that_did_not(
+    shop: Shop, old: Body, new: Body
+) -> None:
+    """The line of the cancellation had the calls of the code that did not fit: no retry came to them, nothing was refunded."""
+
+    async def goes_on(body: Body) -> str:
+        shop.deploy(body)
+        await shop.run("default", "cards")
+        return shop.trees.job(shop.id)["state"]
+
+    await shop.begin(old)
+    shop.client.cancel(shop.id)
+    assert await goes_on(new) == "cancelled"
+    assert "refunded" not in shop.done
+    shop.client.retry(shop.id)
+    assert await goes_on(old) == "cancelled"
+    assert shop.done.count("refunded") == 1
+    # It has compensated: the next one begins it anew.
+    shop.client.retry(shop.id)
+    assert await goes_on(old) == "suspended"
+    assert shop.done.count("charged") == 2

@@ -158,7 +158,8 @@ def test_a_result_that_is_none_is_refused_and_the_job_runs_on(result: str, login
 
 def test_a_producer_is_not_told_to_become_a_worker_by_the_command_line(logins: Logins) -> None:
     with pytest.raises(
-        UsageError, match=r"A producer enqueues from code or SQL.*grants --waiter pulse_trio_producer_\w+$"
+        UsageError,
+        match=r"A producer enqueues from code or SQL.*grants --waiter pulse_trio_producer_\w+, or --operator",
     ):
         check_sync(logins.as_("producer"))
     with pytest.raises(UsageError, match=r"The schema pulse belongs to \w+: connect as that role"):

@@ -23,6 +23,7 @@ from pulse_trio.worker.jobs.task_pool import Place, TaskPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from support.stage import Stage
 
@@ -466,6 +467,39 @@ async def test_a_scope_that_a_handler_left_open_fails_its_job_and_no_other(stage
 
     seen = await nurseries(stage)
     assert len(set(seen)) == 3
+
+
+def opened(what: str, job: Job) -> AbstractContextManager[object]:
+    return trio.CancelScope() if what == "a scope" else job.cleanup()
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("what", ["a scope", "a clean-up"])
+async def test_a_scope_that_another_task_closed_fails_its_job_and_no_other(
+    what: str, concurrency: int, stage: Stage
+) -> None:
+    """Trio ends the nursery in which such a task was started, and that was the worker's."""
+
+    @stage.handlers.job(max_attempts=1)
+    async def work(job: Job) -> None:
+        block = opened(what, job)
+        block.__enter__()
+
+        async def closes() -> None:
+            block.__exit__(None, None, None)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(closes)
+
+    @stage.handlers.job
+    async def beside() -> None:
+        await trio.sleep(1)
+
+    jobs = [stage.enqueue(kind, max_attempts=1) for kind in ("beside", "work") * 4]
+    await stage.burst(concurrency=concurrency)
+    assert [stage.database.state(job_id) for job_id in jobs] == ["completed", "dead"] * 4
+    errors = [stage.database.jobs[job_id].error or "" for job_id in jobs[1::2]]
+    assert all("Cancel scope stack corrupted" in error for error in errors)
 
 
 @pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])

@@ -173,7 +173,8 @@ def _describe_click(error: click.ClickException) -> str:
 
 def _flush_stdout() -> None:
     stdout: TextIO | None = sys.stdout
-    if stdout is not None:
+    # A handler may have closed it, or left it redirected to a file that is closed.
+    if stdout is not None and not stdout.closed:
         stdout.flush()
 
 

@@ -17,6 +17,7 @@ from ...states import WISHES
 from ...trio_internals import keep_order
 from ..jobs.job_states import CleansUpNext, DurableCallRefused
 from .afresh import is_asked_by, remember
+from .astray import goes_astray
 from .beginning import REFUSED
 from .changed import check_end, leave_waits
 from .durable import RETURNED, Durable
@@ -298,6 +299,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         await leaves_undone(durable, instead or error)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = _came_too_early(durable)
         again = again or await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
+        await goes_astray(durable, durable.fatal)  # noqa: ASYNC102 -- waits as long as the lease is proven
         if again:
             cause = error if durable.fatal is None else ends_with(durable.fatal)
             raise CleansUpNext(f"{type_name(cause)}: {message_of(cause)}") from cause  # noqa: ASYNC104 -- no `Cancelled`
@@ -321,6 +323,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         durable.history.replay.out_of_order and await begin_anew(durable)
     ):
         await leave_waits(durable)
+        await goes_astray(durable, fatal)
         raise ends_with(fatal)
     # What a handler returns while it is suspended, or has lost its job, counts for nothing.
     if durable.running.cancel_reason not in REFUSED:

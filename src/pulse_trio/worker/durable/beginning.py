@@ -146,7 +146,13 @@ def check_completion(durable: Durable) -> None:
 
 
 def check_place(durable: Durable, what: str) -> None:
-    """Raises `UsageError` in the function of a step, or in a task that it has started: later attempts do not call it."""
+    """Raises `UsageError` in the function of a step, or in a task that it has started: later attempts do not call it. And when
+    the attempt has ended: who calls then is a thread or a task that the handler has not waited for."""
+    if durable.keys.ended:
+        raise UsageError(
+            f"{what} when its attempt has ended, so it does nothing: a handler waits for each thread and task that makes "
+            "durable calls (no abandon_on_cancel=True, no system task)."
+        )
     if trio.lowlevel.current_task() in durable.standing or is_in_step(durable):
         raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
 

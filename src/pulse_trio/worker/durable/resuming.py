@@ -6,12 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec.structs import replace
 
 from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
 from .afresh import is_to_begin
+from .astray import of_code_that_fits, without_what_went_astray
 from .half_undone import fail_in_body, fail_instead, learn_what_was_undone
 from .interrupted import comes_after_undoing, goes_elsewhere, is_partly_plain, misfit, plain_failure
 from .keys import block_number
@@ -21,7 +23,6 @@ from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_eno
 from .replay import Replay
 from .standing import is_behind_a_cut, is_cut_now
 from .swallowed import await_cancellation
-from .under_way import of_code_that_fits
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -72,6 +73,7 @@ async def resume(durable: Durable) -> None:
     """Reads the history of a job that has one."""
     running = durable.running
     found = await history_of(running, durable.parts, goes_on=True)
+    found = replace(found, lines=without_what_went_astray(found.lines))
     size = sum(len(line.value or "") for line in found.lines)
     replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found

@@ -75,6 +75,8 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
+                if type(value) is _Raised:
+                    raise value.error
     except BaseException as error:  # SystemExit too; the rest goes on: _is_its_failure
         if not _is_its_failure(error):
             raise
@@ -176,9 +178,19 @@ def _keep_room(durable: Durable) -> None:
         raise durable.fail(error) from None
 
 
+class _Raised(NamedTuple):
+    """What a plain function has raised. A thread that ends with it asks for its traceback: where a class of the user's refuses
+    that, nobody was told that the thread had ended, and the step never did."""
+
+    error: BaseException
+
+
 def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Calls a plain function, in its thread. Raises `UsageError` if that has only made a coroutine."""
-    value = function(*args)
+    try:
+        value = function(*args)
+    except BaseException as error:  # the step raises it
+        return _Raised(error)
     if inspect.iscoroutine(value):
         value.close()
         raise UsageError(
@@ -203,10 +215,11 @@ def _is_its_failure(error: BaseException) -> bool:
     a cancellation, nor of what ends the handler."""
     if issubclass(type(error), Exception):
         return True
-    return not any(
-        issubclass(type(leaf), (trio.Cancelled, GeneratorExit, EndsHandler)) or raised_by_ctrl_c(leaf)
-        for leaf in leaves_of(error)
+    # Python closes the coroutine of a handler that will never go on by `GeneratorExit`, and not in a task of Trio's.
+    ends = (
+        (trio.Cancelled, EndsHandler) if trio.lowlevel.in_trio_task() else (trio.Cancelled, EndsHandler, GeneratorExit)
     )
+    return not any(issubclass(type(leaf), ends) or raised_by_ctrl_c(leaf) for leaf in leaves_of(error))
 
 
 async def _failed_of(durable: Durable, call: Call, error: BaseException, *, undoes: bool) -> BaseException:

@@ -14,10 +14,10 @@ import re
 from typing import TYPE_CHECKING
 
 from ...lines import Kind
-from .keys import HIGHEST, OURS, REMEMBERED
+from .keys import HIGHEST, OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from ...lines import Line, Resumed
     from .replay import Replay
@@ -191,21 +191,6 @@ def _is_keyed_wait(line: Line, replay: Replay) -> bool:
 
 def _is_open(scope: str, replay: Replay) -> bool:
     return f"{scope} ended" not in replay.moments
-
-
-def of_code_that_fits(moments: Mapping[str, float], lines: Iterable[Line]) -> Mapping[str, float]:
-    """The moments without those that attempts whose code did not fit the history have given to calls with a number: other code
-    may have other calls there."""
-    own = [line for line in lines if line.kind is Kind.MOMENT]
-    astray = [(float(line.value or 0), line.line) for line in own if line.key == FAILED and float(line.value or 0) > 0]
-    if not astray:
-        return moments
-    theirs = {
-        line.key
-        for line in own
-        if REMEMBERED.fullmatch(line.key) and any(after < line.line < told for after, told in astray)
-    }
-    return {key: value for key, value in moments.items() if key not in theirs}
 
 
 def open_scopes(replay: Replay) -> set[str]:

@@ -34,7 +34,7 @@ from .cut_short import outcome_of_cancelled, outcome_of_self_cancelled, outcome_
 from .events import JobEvents
 from .job_states import LOST, CleansUpNext, DurableCallRefused
 from .running_job import RunningJob
-from .tasks import abandon_what_is_left_open, start_task
+from .tasks import abandon_what_is_left_open, leave_what_another_closed, start_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,6 +188,7 @@ class Runner:
                 outcome = self._outcome_of_group(job, group)
             except Exception as error:
                 # Trio's own error at the end of the nursery: the handler has left a scope or a nursery open.
+                leave_what_another_closed(place)
                 if job.ended:
                     raise
                 outcome = job.outcome = self._failed(job, error)

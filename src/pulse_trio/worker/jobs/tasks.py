@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trio.lowlevel import current_task
 
-from ...trio_internals import forget, opened_by
+from ...trio_internals import forget, leave_foreign_scopes, opened_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,3 +58,10 @@ def abandon_what_is_left_open(nursery: trio.Nursery, place: Turns | None) -> Non
         forget(inner)
         if place is not None:
             place.spoiled = True
+
+
+def leave_what_another_closed(place: Turns | None) -> None:
+    """The job's nursery has ended with Trio's own error. If another task has closed a scope of the handler's, the job has
+    failed of that, and nothing else does: neither the worker's nursery nor another job in this task."""
+    if leave_foreign_scopes(current_task()) and place is not None:
+        place.spoiled = True
