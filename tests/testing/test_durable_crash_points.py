@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from pulse_trio import ConfigurationError, DatabaseUnavailable, Discard, Handlers, Job, SyncClient
+from pulse_trio import ChildFailed, ConfigurationError, DatabaseUnavailable, Discard, Handlers, Job, SyncClient
 from pulse_trio.postgres import connect_sync
 from pulse_trio.store import histories, transactions, trees, waits
 from pulse_trio.testing import NeverEnds, PulseWorker, crash_points, crashing
@@ -258,6 +258,21 @@ async def in_transaction(job: Job) -> int:
     return one.result
 
 
+@handlers.job(durable=True, max_attempts=5)
+async def in_a_shield_of_a_scope_that_has_struck(job: Job) -> int:
+    results = list[int]()
+    with job.move_on_after(0.2):
+        try:
+            await job.sleep(100)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                async with job.durable_nursery() as nursery:
+                    one = nursery.start_soon(part, 1)
+                results.append(one.result)
+            raise
+    return results[0]
+
+
 def wait_for(dsn: str) -> int:
     client = SyncClient(dsn)
     return int(client.result(client.enqueue(part, 2).id, timeout=60))
@@ -268,13 +283,47 @@ async def in_a_threads_step(job: Job, dsn: str) -> int:
     return await job.step(wait_for, dsn)
 
 
-@pytest.mark.parametrize("handler", [in_transaction, in_a_threads_step], ids=lambda handler: handler.kind)
+@pytest.mark.parametrize(
+    "handler",
+    [in_transaction, in_a_threads_step, in_a_shield_of_a_scope_that_has_struck],
+    ids=lambda handler: handler.kind,
+)
 async def test_a_handler_that_cannot_be_suspended_where_it_waits_has_others_beside_it(
     handler: Any, pulse_clock: PulseClock, pulse_dsn: str
 ) -> None:
     args = [pulse_dsn] if handler is in_a_threads_step else []
     async for run in crash_points(handler, *args, dsn=pulse_dsn, handlers=handlers, only="none", timeout=30):
         assert run.state == "completed"
+
+
+charges: list[str] = []
+
+
+@handlers.job(max_attempts=1)
+async def refuses() -> None:
+    charges.append("refused")
+    raise Discard("no funds")
+
+
+@handlers.job(durable=True, max_attempts=6)
+async def fails_once_behind_its_child(job: Job) -> None:
+    try:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(refuses)
+    except* ChildFailed:
+        if len(charges) == 1:
+            raise OSError("for a moment") from None
+
+
+async def test_a_dead_child_has_one_more_attempt_for_each_of_its_parents_that_failed(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    """The clock stood still, so its second end was no later than the failure that had started it again."""
+    charges.clear()
+    async for run in crash_points(
+        fails_once_behind_its_child, dsn=pulse_dsn, handlers=handlers, only="none", timeout=30
+    ):
+        assert (run.state, charges) == ("completed", ["refused"] * 2)
 
 
 async def test_children_end_after_their_parent_is_suspended_however_long_that_takes(

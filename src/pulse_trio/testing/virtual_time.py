@@ -135,6 +135,10 @@ some milliseconds later. Both would wait for ever on a clock that stands still w
 _STOP = "UPDATE pulse_clock.clock SET moment = coalesce(moment, clock_timestamp()) RETURNING moment, false, DUE"
 
 
+TICK = "UPDATE pulse_clock.clock SET moment = moment + interval '1 ms' WHERE moment IS NOT NULL"
+"""Moves the clock a little, if it stands still. Of what ends in the same moment nobody can say which came first."""
+
+
 @cache
 def jump_statement(schema: str, *, schedules: bool) -> bytes:
     """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and

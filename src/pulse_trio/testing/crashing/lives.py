@@ -14,6 +14,7 @@ import trio
 from ...errors import ConfigurationError, PulseTrioError
 from ...handlers import Handlers
 from ...observe import JobEnded
+from ...trio_internals import was_cancelled
 from ..blocked import ending_blocks
 from ..running import WITHOUT_REGISTRY
 from ..suspended import at_once
@@ -258,12 +259,13 @@ async def _tell(process: Process, worker: Worker) -> None:
 
 def _keeps_slot(process: Process, worker: Worker) -> bool:
     """Whether the handler waits where it is not suspended: outside of its durable calls, in a step, in a transaction, under a
-    deadline of its own, or for children that it has cancelled."""
+    deadline of its own, for children that it has cancelled, or in a remembered scope that has struck."""
     if process.waits_outside():
         return True
     return any(
         durable.running.transaction is not None
         or any(block.closing for block in durable.blocks)
+        or any(was_cancelled(scope.inner) for scope in durable.scopes)
         or durable.suspension.held_by_a_plain_deadline
         or any(call.kind == "step" for call in durable.standing.values())
         for durable in _attempts(worker)

@@ -189,8 +189,8 @@ def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Calls a plain function, in its thread. Raises `UsageError` if that has only made a coroutine."""
     try:
         value = function(*args)
-    except BaseException as error:  # the step raises it
-        return _Raised(error)
+    except BaseException as error:  # noqa: ASYNC103 -- it runs in a thread, and the step raises it
+        return _Raised(error)  # noqa: ASYNC104 -- as above
     if inspect.iscoroutine(value):
         value.close()
         raise UsageError(
