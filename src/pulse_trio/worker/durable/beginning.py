@@ -148,7 +148,7 @@ def check_completion(durable: Durable) -> None:
 def check_place(durable: Durable, what: str) -> None:
     """Raises `UsageError` in the function of a step, or in a task that it has started: later attempts do not call it. And when
     the attempt has ended: who calls then is a thread or a task that the handler has not waited for."""
-    if durable.keys.ended:
+    if durable.running.ended:
         raise UsageError(
             f"{what} when its attempt has ended, so it does nothing: a handler waits for each thread and task that makes "
             "durable calls (no abandon_on_cancel=True, no system task)."

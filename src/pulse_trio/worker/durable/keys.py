@@ -60,18 +60,7 @@ class _Made(NamedTuple):
 class Keys:
     """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = (
-        "_count",
-        "_delivering",
-        "_main",
-        "_running",
-        "_taken_back",
-        "_unawaited",
-        "_used",
-        "beyond",
-        "ended",
-        "replay",
-    )
+    __slots__ = ("_count", "_delivering", "_main", "_running", "_taken_back", "_unawaited", "_used", "beyond", "replay")
 
     def __init__(self, running: RunningJob, delivering: Delivering) -> None:
         self._running = running
@@ -85,8 +74,6 @@ class Keys:
         remembered while they unwound."""
         self.replay: Replay | None = None
         """It is told of the calls. None if no attempt before has left a block open, or a wait under way."""
-        self.ended = False
-        """Whether the attempt has ended."""
         self._used = set[str]()
         self._unawaited: dict[object, _Made] = {}
 
@@ -134,7 +121,6 @@ class Keys:
                         module=made.module.get("__name__"), registry=made.module.setdefault("__warningregistry__", {}),
                     )  # fmt: skip
         self._unawaited.clear()
-        self.ended = True
 
     @property
     def in_main(self) -> bool:
