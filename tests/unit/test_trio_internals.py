@@ -20,7 +20,7 @@ SOURCE = Path(pulse_trio.__file__).parent
 TAKEN = {
     "del trio.lowlevel.Task._child_nurseries": "Task._child_nurseries is gone",
     "trio.Nursery.__init__ = lambda self, scope: None": (
-        "Nursery._closed is gone, Nursery._parent_waiting_in_aexit is gone"
+        "Nursery._cancel_status is gone, Nursery._closed is gone, Nursery._parent_waiting_in_aexit is gone"
     ),
     "del trio._core._run.unrolled_run": "trio._core._run.unrolled_run with its local `task` is gone",
     "trio._core._run.unrolled_run = print": "trio._core._run.unrolled_run with its local `task` is gone",
