@@ -42,9 +42,9 @@ class Backup:
             )
 
     def put_back(self) -> None:
-        """The copy takes the place of the database, which is dropped."""
+        """The copy takes the place of the database, which is dropped, with a session that began before nobody could connect."""
         with self._alone() as admin:
-            admin.execute(SQL("DROP DATABASE {}").format(Identifier(self.name)))
+            admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(self.name)))
             admin.execute(
                 SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(f"{self.name}_copy"), Identifier(self.name))
             )
