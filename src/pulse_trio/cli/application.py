@@ -172,9 +172,9 @@ def _describe_click(error: click.ClickException) -> str:
 
 
 def _flush_stdout() -> None:
-    stdout: TextIO | None = sys.stdout
-    # A handler may have closed it, or left it redirected to a file that is closed.
-    if stdout is not None and not stdout.closed:
+    stdout: TextIO = sys.stdout
+    # A handler may have closed it, left it redirected to a file that is closed, or put in its place what is no file.
+    if not getattr(stdout, "closed", True):
         stdout.flush()
 
 

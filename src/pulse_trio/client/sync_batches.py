@@ -1,9 +1,11 @@
 """Batches for programs without an event loop; what a batch is: batches.py.
 
-with client.batch(name="album 7") as batch:
-    batch.on_complete = report.request(batch.id)
-    batch.enqueue_many(resize.request(i) for i in range(1000))
-result = batch.wait(timeout=600)
+    with client.batch(name="album 7") as batch:
+        batch.on_complete = report.request(batch.id)
+        batch.enqueue_many(resize.request(i) for i in range(1000))
+    result = batch.wait(timeout=600)
+
+On a client of your own connection the batch is a part of its transaction.
 """
 
 from __future__ import annotations

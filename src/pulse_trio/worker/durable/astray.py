@@ -45,6 +45,8 @@ def without_what_went_astray(lines: Sequence[Line]) -> Sequence[Line]:
     """The lines without the cancellations with which such attempts have ended, and without what says that the clean-up after
     one did not end well. They came in calls that other code may never make: there it waited for ever, or was a mismatch. They
     come again where that stands. One stays if the attempt has done something after it."""
+    if not any(line.key == ASTRAY for line in lines):
+        return lines
     ordered, gone = sorted(lines, key=lambda line: line.line), set[int]()
     for index, mark in enumerate(ordered):
         if mark.kind is not Kind.MOMENT or mark.key != ASTRAY:
@@ -55,7 +57,7 @@ def without_what_went_astray(lines: Sequence[Line]) -> Sequence[Line]:
         came = {line.line for line in theirs if line.line > done and line.kind in CANCELLATIONS}
         if came:
             gone |= came | {line.line for line in theirs if line.key == HALF_WAY and line.line > done}
-    return [line for line in lines if line.line not in gone] if gone else lines
+    return [line for line in lines if line.line not in gone]
 
 
 async def goes_astray(durable: Durable, fatal: BaseException | None) -> None:

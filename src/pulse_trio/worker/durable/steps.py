@@ -76,7 +76,10 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
                 if type(value) is _Raised:
-                    raise value.error
+                    try:
+                        raise value.error
+                    finally:
+                        del value  # its error refers to this frame
     except BaseException as error:  # SystemExit too; the rest goes on: _is_its_failure
         if not _is_its_failure(error):
             raise
