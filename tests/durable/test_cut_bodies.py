@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Job
+from support.stores import Window
 
 if TYPE_CHECKING:
     from pulse_trio.handlers import Handler
@@ -100,6 +101,31 @@ async def test_children_end_while_the_body_unwinds(trees: Trees, yard: Yard, way
         "SELECT kind, state FROM jobs WHERE parent_id = %s AND kind <> 'bad' ORDER BY id", found["id"]
     )
     assert [(row["kind"], row["state"]) for row in states] == [("slow", "cancelled"), ("work", "cancelled")]
+
+
+async def test_a_body_whose_children_are_cancelled_starts_none_any_more(trees: Trees, yard: Yard) -> None:
+    """One that was written after that, or beside it, ran until the body had ended (once in some hundred runs under load)."""
+    written: list[int] = []
+
+    def children_of(job_id: int) -> int:
+        with Window(trees.dsn) as window:
+            return window.value("SELECT count(*) FROM jobs WHERE parent_id = %s", job_id)
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        with job.move_on_after(3600) as scope:
+            async with job.durable_nursery() as children:
+                children.start_soon(yard.slow)
+                await yard.runs.wait()
+                scope.cancel()
+                with job.cleanup():
+                    await yard.unwinds()
+                    children.start_soon(yard.work, "what was started then")
+                    await children.flush()
+                    written.append(await trio.to_thread.run_sync(children_of, job.id))
+
+    found = await trees.ended(trees.enqueue("parent"))
+    assert (found["state"], written, yard.did) == ("completed", [1], ["told: parent", "body left"])
 
 
 @pytest.mark.parametrize("way", ["a child fails", "a scope around it strikes"])

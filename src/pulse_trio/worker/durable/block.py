@@ -113,7 +113,8 @@ class Block:
             raise self.broken
         if not self._pending or not self.durable.history.replay.over or self.durable.fatal is not None:
             return
-        if refusal(self.durable, "") is not None or self not in self.durable.blocks or self.ear.is_cut:
+        # A block that closes starts none: what was written beside its cancellation would not be cancelled by that, and run.
+        if refusal(self.durable, "") is not None or self not in self.durable.blocks or self.ear.is_cut or self.closing:
             return  # the next attempt starts them; or the block has ended, and its line came before they were to be written
         self._flushes += 1
         try:
