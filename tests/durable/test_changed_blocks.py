@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import trio
 
 from pulse_trio import ChildFailed, Discard, Handlers, Job, SyncClient
 from pulse_trio.worker.durable import changed
-from support.trees import Trees  # noqa: TC001 -- the annotations of handlers are read in this module
+from pulse_trio.worker.durable.tree_store import LeaseGone
+from support.trees import Trees, running_of
 
 Body = Callable[["Shop", Job], Awaitable[Any]]
 
@@ -633,3 +635,30 @@ async def test_a_cancelled_job_is_undone_by_code_that_fits_after_code_that_did_n
     shop.client.retry(shop.id)
     assert await goes_on(old) == "suspended"
     assert shop.done.count("charged") == 2
+
+
+async def test_a_lease_that_is_lost_as_others_are_started_ends_the_look_alone(shop: Shop) -> None:
+    """A task of the worker's writes children that wait to be written. That they are others than before is a line, which the
+    attempt cannot write any more: the worker ended of that."""
+    said: list[str] = []
+
+    async def another(shop: Shop, job: Job) -> Any:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(shop.check)
+            durable = running_of(job).durability
+            durable.history.is_lost()
+            try:
+                await durable.blocks[0].flush()
+            except LeaseGone as gone:
+                said.append(str(gone))
+            raise Discard("seen")
+
+    await shop.begin(keyed_block)
+    shop.deploy(another)
+    shop.trees.window.run("UPDATE job SET run_at = clock_timestamp() WHERE id = %s", shop.id)
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(partial(shop.trees.burst, queues=["default"], log=False))
+        while not said:
+            await trio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert "lost its lease" in said[0]

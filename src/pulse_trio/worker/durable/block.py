@@ -21,7 +21,7 @@ from .digests import Digests
 from .ear import WINDOW, Ear
 from .other_keys import check_keys, does_not_fit
 from .seen import Seen
-from .tree_store import PAUSE, answered
+from .tree_store import PAUSE, LeaseGone, answered
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -36,10 +36,6 @@ _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
 _CANDIDATES = 8
 _LOOK = 1.0
 """Seconds after which a block that waits looks although it was told nothing."""
-
-
-class LeaseGone(RuntimeError):
-    """The attempt has lost its lease."""
 
 
 class Block:

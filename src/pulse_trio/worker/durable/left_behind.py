@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .block import Block, LeaseGone
+from .block import Block
 from .failures import goes_on
+from .tree_store import LeaseGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

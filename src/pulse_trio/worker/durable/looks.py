@@ -15,7 +15,7 @@ import trio
 from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
 from ..outage import Outage
 from ..signal import Signal
-from .block import LeaseGone
+from .tree_store import LeaseGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ReplayMismatch
 from .changed import is_over
-from .tree_store import answered
+from .tree_store import answered, lease_gone
 from .unopened import DROPPED
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ async def _note_dropped(block: Block) -> None:
     if block.number not in unopened.dropped and block.number not in unopened.taken_over:
         unopened.dropped.add(block.number)
         block.durable.history.moment(DROPPED, float(block.number), anew=True)
-        await block.durable.history.written()  # before the job is suspended
+        with lease_gone():
+            await block.durable.history.written()  # before the job is suspended
 
 
 async def _children_like(

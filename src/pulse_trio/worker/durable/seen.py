@@ -22,6 +22,7 @@ import trio
 from ...lines import Kind
 from .children import was_cut
 from .keys import highest_number
+from .tree_store import lease_gone
 from .unreadable import decoding
 
 if TYPE_CHECKING:
@@ -219,7 +220,8 @@ class Seen:
         if seen:
             for names in _in_lines(seen):
                 self._durable.history.moment(f"{self._block.number}:again", 0.0, names, anew=True)
-            await self._durable.history.written()
+            with lease_gone():
+                await self._durable.history.written()
 
     async def learn(self) -> None:
         """Reads the ends that the history says were seen, unless they are known."""

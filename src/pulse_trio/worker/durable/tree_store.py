@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -9,7 +10,7 @@ import trio
 from ...errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from ...records import JobRecord
     from ...store.trees import BlockCancel, BlockEnd, BlockFails, BlockLook, Cause, Fence, Member, NewChild, Started
@@ -28,6 +29,20 @@ async def answered(ask: Callable[[], Awaitable[Any]]) -> Any:
         except DatabaseUnavailable:
             await trio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class LeaseGone(RuntimeError):
+    """The attempt has lost its lease."""
+
+
+@contextmanager
+def lease_gone() -> Generator[None]:
+    """In the block a line is written for a block of children. A task of the worker's may do that: where the lease is lost it
+    only ends its look at these, and as another error it would end the worker."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LeaseGone(str(error)) from error
 
 
 class TreeStore(Protocol):
