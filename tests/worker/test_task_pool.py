@@ -493,7 +493,7 @@ async def test_a_scope_that_another_task_closed_fails_its_job_and_no_other(
 
     @stage.handlers.job
     async def beside() -> None:
-        await trio.sleep(1)
+        await trio.sleep(1)  # on the stage's clock: it still runs when the others have failed
 
     jobs = [stage.enqueue(kind, max_attempts=1) for kind in ("beside", "work") * 4]
     await stage.burst(concurrency=concurrency)

@@ -193,7 +193,7 @@ def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
         value = function(*args)
     except BaseException as error:  # noqa: ASYNC103 -- it runs in a thread, and the step raises it
-        return _Raised(error)  # noqa: ASYNC104 -- as above
+        return _Raised(error)  # noqa: ASYNC104 -- `step` raises it, in the handler's task
     if inspect.iscoroutine(value):
         value.close()
         raise UsageError(
