@@ -57,8 +57,8 @@ WITH done AS (
           WHERE NOT EXISTS (SELECT FROM :"schema".queue q
                             WHERE q.name = known.queue AND (q.paused_at IS NOT NULL OR q.limited))) AS slot
     CROSS JOIN LATERAL (
-      SELECT ctid AS tid, CASE WHEN pg_column_size(args) < 250 THEN 250
-                               WHEN pg_column_compression(args) IS NULL THEN pg_column_size(args)
+      SELECT ctid AS tid, CASE WHEN pg_column_size(args) < 40 THEN 250
+                               WHEN pg_column_compression(args) IS NULL THEN greatest(250, pg_column_size(args))
                                ELSE octet_length(args::text) END AS size
       FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority

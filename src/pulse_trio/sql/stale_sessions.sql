@@ -10,4 +10,4 @@ WITH silent AS MATERIALIZED (
   LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE :"schema".session s SET stale_at = statement_timestamp() FROM silent WHERE s.id = silent.id
-RETURNING s.id, s.host, s.pid, extract(epoch FROM statement_timestamp() - s.seen_at)::float8, s.running
+RETURNING s.id, s.host, s.pid, extract(epoch FROM statement_timestamp() - :"schema".moment(s.seen_at))::float8, s.running

@@ -21,10 +21,10 @@ SELECT t.state = :state.running AS running, t.queue, t.kind, t.key, t.attempt, :
        ARRAY(SELECT p.job_id FROM (SELECT * FROM :"schema".permit x WHERE x.queue = t.queue AND x.key = t.key LIMIT 1000) p
              JOIN :"schema".job j ON j.id = p.job_id AND j.attempt = p.attempt AND j.state = :state.running ORDER BY p.job_id) AS key_holders,
        -- A bucket that would be full later than its rate allows counts as full (0134: the server's clock was ahead).
-       (SELECT extract(epoch FROM b.full_at - statement_timestamp())::float8 FROM :"schema".bucket b
+       (SELECT extract(epoch FROM :"schema".moment(b.full_at) - statement_timestamp())::float8 FROM :"schema".bucket b
         WHERE b.queue = t.queue AND b.key = ''
           AND (b.full_at > statement_timestamp() + make_interval(secs => least(b.seconds, 3200000000) + 1)) IS NOT TRUE) AS full_in,
-       (SELECT extract(epoch FROM b.full_at - statement_timestamp())::float8 FROM :"schema".bucket b
+       (SELECT extract(epoch FROM :"schema".moment(b.full_at) - statement_timestamp())::float8 FROM :"schema".bucket b
         WHERE b.queue = t.queue AND b.key = t.key
           AND (b.full_at > statement_timestamp() + make_interval(secs => least(b.seconds, 3200000000) + 1)) IS NOT TRUE) AS key_full_in,
        (SELECT count(*) FROM serving) AS live_workers,
