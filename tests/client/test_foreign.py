@@ -491,7 +491,10 @@ def test_a_blocking_connection_that_is_closed_is_the_callers_mistake(dsn: str) -
 async def test_an_awaited_connection_that_is_another_tasks_is_the_callers_mistake(dsn: str) -> None:
     known = conninfo_to_dict(dsn)
     where: dict[str, Any] = {"user": known["user"], "database": known["dbname"], "host": known["host"]}
-    async with open_client(dsn) as client, asyncpg.create_pool(**where, port=known.get("port", 5432), min_size=1) as pool:
+    async with (
+        open_client(dsn) as client,
+        asyncpg.create_pool(**where, port=known.get("port", 5432), min_size=1) as pool,
+    ):
         async with pool.acquire() as connection:
             both = [client.using(connection).enqueue(greet, "ada") for _ in range(2)]
             _, refused = await asyncio.gather(*both, return_exceptions=True)
