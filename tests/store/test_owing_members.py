@@ -57,7 +57,7 @@ def test_beside_100_000_other_members_each_reads_its_own_tree_alone(statement: s
         operator.run("SET plan_cache_mode = force_generic_plan")
         operator.pages(STATEMENTS[statement])
         plant(window, 1_000_000, OTHERS)
-        operator.run("SELECT pg_stat_force_next_flush()")
+        operator.publish_statistics()
         operator.run("SELECT 1")
         before = window.value(SCANNED)
         pages = {"planned before": operator.pages(STATEMENTS[statement])}

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import django
+import django.db.utils
+import pytest
 from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
 
@@ -65,6 +67,10 @@ def database(dsn: str, alias: str = "default") -> Generator[Any]:
         del connections[alias]
     connection = connections[alias]
     try:
+        try:
+            connection.ensure_connection()
+        except django.db.utils.NotSupportedError as error:
+            pytest.skip(f"Django {django.get_version()}: {error}")
         yield connection
     finally:
         connection.close()

@@ -9,6 +9,7 @@ from ..errors import DatabaseUnavailable
 from ..sql import statement
 from . import schedules
 from .held_up import HeldUp
+from .leases import interval
 from .links import UPKEEP_PATIENCE, missing_privileges
 from .operations import run
 
@@ -59,7 +60,7 @@ class Firing:
     async def prune_fires(self, retention: float) -> None:
         """Deletes the record of occurrences fired more than `retention` seconds ago (10,000 at a time)."""
         async with self._using(patience=UPKEEP_PATIENCE) as connection:
-            await connection.execute(statement("schedule_prune", self._schema), {"retention": f"{retention} s"})
+            await connection.execute(statement("schedule_prune", self._schema), {"retention": interval(retention)})
 
     @asynccontextmanager
     async def _using(self, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:

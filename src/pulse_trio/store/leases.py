@@ -14,15 +14,20 @@ _PATIENCE = 30.0
 word claims nothing meanwhile."""
 
 
+def interval(seconds: float) -> str:
+    """A time as SQL reads it. PostgreSQL 14 refuses more seconds than an int4 holds (68 years), but takes the hours."""
+    return f"{seconds} s" if seconds < 2**31 else f"{seconds / 3600:.0f} h"
+
+
 class Leases:
     """`lease` in seconds; `by_queue` has the leases of queues with their own."""
 
     def __init__(self, lease: float, by_queue: Mapping[str, float]) -> None:
-        self.default = f"{lease} s"
+        self.default = interval(lease)
         """The lease as SQL reads it."""
-        self.most = f"{max([lease, *by_queue.values()])} s"
+        self.most = interval(max([lease, *by_queue.values()]))
         """The longest lease of all."""
-        self._by_queue = {queue: f"{own} s" for queue, own in by_queue.items()}
+        self._by_queue = {queue: interval(own) for queue, own in by_queue.items()}
         self.as_json = json.dumps(self._by_queue) if by_queue else None
         """The leases by queue as SQL reads them; None if no queue has its own, so that no claim looks any up."""
         self.patience = min(lease / 6, _PATIENCE)

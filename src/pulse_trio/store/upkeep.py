@@ -13,6 +13,7 @@ from ..sql import statement
 from .arrays import numbers
 from .finishing import finish_batches
 from .held_up import HeldUp
+from .leases import interval
 from .links import UPKEEP_PATIENCE, missing_privileges
 from .live_reads import LiveReads
 from .outcomes import EXPIRED
@@ -168,7 +169,7 @@ class Upkeep:
         ago."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             for name in ("prune_batches", "prune_progress"):
-                await connection.execute(statement(name, self._schema), {"retention": f"{retention} s"})
+                await connection.execute(statement(name, self._schema), {"retention": interval(retention)})
 
     # The rest of the watchdog's rounds
 
@@ -211,7 +212,9 @@ class Upkeep:
         more to do."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             try:
-                cursor = await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+                cursor = await connection.execute(
+                    statement("maintain", self._schema), {"retention": interval(retention)}
+                )
                 row = await cursor.fetchone()
                 return row is not None and bool(row[0])
             except psycopg.errors.InsufficientPrivilege as error:

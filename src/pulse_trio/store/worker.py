@@ -21,7 +21,7 @@ from .claims import Claims
 from .figures import QueueFigures
 from .firing import Firing
 from .histories import Histories
-from .leases import Leases
+from .leases import Leases, interval
 from .links import Links
 from .outcomes import OutcomeWriter
 from .progress import ProgressWriter
@@ -108,9 +108,9 @@ class WorkerStore:
             "concurrency": concurrency,
             "lease": held.default,
             "longest": held.most,
-            "stale": f"{stale} s" if stale else None,
+            "stale": interval(stale) if stale else None,
         }
-        writer = OutcomeWriter(schema, callbacks, keep=keep, patience=f"{unfit_patience} s")
+        writer = OutcomeWriter(schema, callbacks, keep=keep, patience=interval(unfit_patience))
         self.links = Links(dsn, direct_dsn, schema, held, callbacks)
         self.sessions = Sessions(self.links, schema, identity, callbacks, session)
         self.startup = Startup(self.links, schema, self.sessions)
