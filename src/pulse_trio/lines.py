@@ -83,8 +83,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lines(msgspec.Struct, frozen=True, gc=False):
-    """Lines of one attempt to write. `version`: of the code, if the job has no mark yet; -1 with the first lines of a later
-    attempt; else 0."""
+    """Lines of one attempt to write. `version`: of the code, if it begins the job; -1 with the first lines of a later attempt;
+    else 0."""
 
     claim: Claim
     lines: Sequence[Line]
@@ -108,3 +108,8 @@ class Resumed(msgspec.Struct, frozen=True):
     blocks: Sequence[int] = ()
     events: Sequence[str] = ()
     lines: Sequence[Line] = ()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no attempt before made a durable call that it knows of, or what they made is forgotten."""
+        return not self.known or (self.first_block > 0 and not (self.lines or self.blocks or self.events))

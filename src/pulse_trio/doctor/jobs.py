@@ -110,8 +110,8 @@ def _released(back: PutBack) -> Finding:
         "warning",
         "other version",
         f"{times}. {back.why.removeprefix(_UNFIT).splitlines()[0]}",
-        f"Start a worker with the code that they are for. After a rollback for good: pulse-trio jobs cancel, and enqueue them "
-        f"anew. {see}",
+        "Start a worker with the code that they are for. After a rollback for good: pulse-trio jobs cancel (with --now those "
+        f"that are being cancelled: what they would undo is not undone), and enqueue them anew. {see}",
     )
 
 

@@ -90,7 +90,7 @@ class Durable:
     def is_first(self) -> bool:
         """Whether no attempt before made a durable call, or what they made is forgotten."""
         found = self.history.replay.resumed
-        return found is None or not found.known or (found.first_block > 0 and not found.lines)
+        return found is None or found.is_new
 
     # The calls of `Job`
 

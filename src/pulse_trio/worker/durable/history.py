@@ -75,8 +75,8 @@ class History:
         self.code_version = version
         """That of this attempt's handler."""
         self.version = version
-        """What the first lines say: that of the code if the job's row does not say yet that it has a history, -1 if it does; 0
-        after them."""
+        """What the first lines say: that of the code if no attempt before has begun the job, or what they did is forgotten; -1
+        if one has; 0 after them."""
         self.replay = Replay(running.claim.id)
         self._writer = writer
         self.unwritten: list[Line] = []
@@ -91,7 +91,7 @@ class History:
 
     def resumed(self, replay: Replay, after: int, size: int, *, known: bool) -> None:
         """The lines of the attempts before; new ones come after line `after`. They take `size` bytes. `known`: the database
-        has the job as one that has a history."""
+        has the version of the code that has begun it."""
         self.replay = replay
         if known:
             self.version = -1

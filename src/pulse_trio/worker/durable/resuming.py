@@ -81,7 +81,7 @@ async def resume(durable: Durable) -> None:
     replay.unopened.found(set(found.blocks) - _ended(found, replay), moments, found.first_block)
     replay.unopened.waits.events.update(found.events)
     learn_what_was_undone(replay.unopened.waits, found.lines)
-    durable.history.resumed(replay, found.last, size, known=found.known)
+    durable.history.resumed(replay, found.last, size, known=not found.is_new)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
     await_cancellation(durable)
