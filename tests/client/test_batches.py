@@ -284,6 +284,29 @@ async def test_a_callback_is_changed_and_taken_back_by_whoever_says_so(dsn: str,
     ]
 
 
+@pytest.mark.parametrize("given", [None, 1])
+@pytest.mark.parametrize("last", ["enqueues", "closes"])
+async def test_the_callback_that_was_set_last_stays_whoever_closes(
+    given: int | None, last: str, dsn: str, window: Window
+) -> None:
+    async with open_client(dsn) as client:
+        async with client.batch(on_complete=None if given is None else report.request(given)) as batch:
+            other = await client.open_batch(batch.id)
+            other.on_complete = report.request(2)
+            await other.enqueue(step, 1)
+            await batch.enqueue(step, 2)
+            if last == "closes":
+                await other.close()
+        # Set again, it is written again, though it is the same.
+        async with client.batch(on_complete=(first := report.request(3))) as second:
+            other = await client.open_batch(second.id)
+            other.on_complete = None
+            await other.enqueue(step, 1)
+            second.on_complete = first
+    kept = window.run("SELECT callback FROM batch ORDER BY id")
+    assert [json.loads(row["callback"]["args"]) for row in kept] == [{"batch": 2}, {"batch": 3}]
+
+
 @on_trio
 async def test_a_batch_is_not_closed_while_somebody_adds_to_it(dsn: str, window: Window) -> None:
     waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%closed_at = now()%'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,15 @@ def test_a_batch_of_the_callers_transaction_goes_with_it(dsn: str, window: Windo
         SyncClient(dsn).open_batch(batch.id)
     assert window.value("SELECT count(*) FROM batch_job") == 0
     assert window.value("SELECT count(*) FROM job") == 0
+
+
+def test_the_callback_that_another_producer_has_set_stays_when_the_block_ends(dsn: str, window: Window) -> None:
+    client = SyncClient(dsn)
+    with client.batch() as batch:
+        other = client.open_batch(batch.id)
+        other.on_complete = report.request(2)
+        other.enqueue(step, 1)
+    assert json.loads(window.value("SELECT callback FROM batch")["args"]) == {"batch": 2}
 
 
 def test_a_live_job_with_the_unique_key_is_a_member(dsn: str) -> None:

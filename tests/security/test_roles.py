@@ -81,7 +81,7 @@ FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdr
            "doctor_holders", "doctor_lockers", "doctor_may_ids", "table_counters", "queue_estimates",
            "doctor_server", "end_transaction", "which_copy", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
-BATCHES = {"batch_open", "batch_keep", "batch_add", "batch_close", "batch_close_kept", "batch_due", "batch_lock"}
+BATCHES = {"batch_open", "batch_keep", "batch_add", "batch_close", "batch_due", "batch_lock"}
 WAITING = BATCHES - {"batch_due"} | {
     "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "count_by_state", "ended",
     "note_enqueue", "note_event", "outcome", "send_event",

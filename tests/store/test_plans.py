@@ -425,7 +425,6 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "batch_lock",
         "batch_add",
         "batch_close",
-        "batch_close_kept",
         "batch_keep",
         "batch_called",
         "batch_finished",

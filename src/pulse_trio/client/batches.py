@@ -82,16 +82,13 @@ class BatchResult:
 class BatchOf(Generic[M]):
     """A batch, and the means by which its client reaches the database."""
 
-    def __init__(
-        self, means: M, batch_id: int, *, name: str | None, kept: JobRequest | None = None, known: bool = False
-    ) -> None:
+    def __init__(self, means: M, batch_id: int, *, name: str | None, kept: JobRequest | None = None) -> None:
         self._means = means
         self.id = batch_id
         self.name = name
-        self._on_complete = self._kept = kept
-        """What is enqueued, and what the batch's row says of that."""
-        self._known = known
-        """Whether this object knows it. Another program may have said it."""
+        self._on_complete = kept
+        self._is_to_keep = False
+        """Whether that is to be written. What is written stays: another program may have set another since."""
 
     @property
     def on_complete(self) -> JobRequest | None:
@@ -101,31 +98,21 @@ class BatchOf(Generic[M]):
 
     @on_complete.setter
     def on_complete(self, request: JobRequest | None) -> None:
-        self._on_complete, self._known = request, True
+        self._on_complete, self._is_to_keep = request, True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{'' if self.name is None else f' {self.name!r}'}>"
 
-    @property
-    def _is_to_keep(self) -> bool:
-        """Whether the batch's row does not have the callback yet."""
-        return self._kept is not self._on_complete
-
-    def _keep(self) -> operations.Operation[None]:
-        check_callback(request := self._on_complete)
-        yield from batches.keep(self.id, request)
-        self._kept = request
+    def _keep(self, traces: Traces | None) -> operations.Operation[None]:
+        request = self._on_complete
+        yield from batches.keep(self.id, kept_callback(request, traces))
+        self._is_to_keep = self._on_complete is not request
 
     def _close(self, traces: Traces | None) -> operations.Operation[None]:
-        if not self._known:
-            yield from batches.close_kept(self.id)
-            return
+        """With the callback that the row has, where this object has set none since: another program may have."""
         if self._is_to_keep:
-            yield from self._keep()
-        callback = self.on_complete
-        if callback is not None and traces is not None:
-            callback = carrying(callback, traces.current())
-        yield from batches.close(self.id, callback)
+            yield from self._keep(traces)
+        yield from batches.close(self.id)
 
 
 class Batch(BatchOf[Means]):
@@ -166,7 +153,7 @@ class Batch(BatchOf[Means]):
 
     async def _keep_callback(self) -> None:
         if self._is_to_keep:
-            await self._means.run(self._keep())
+            await self._means.run(self._keep(self._means.traces))
 
     def _ref(self, done: new_jobs.Enqueued, result_type: Any) -> JobRef[Any]:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
@@ -213,23 +200,26 @@ class Batch(BatchOf[Means]):
 @asynccontextmanager
 async def new_batch(means: Means, name: str | None, on_complete: JobRequest | None) -> AsyncGenerator[Batch]:
     """A new batch, closed when the block is left without an exception."""
-    batch_id = await means.run(opening(name, on_complete))
-    batch = Batch(means, batch_id, name=name, kept=on_complete, known=True)
+    batch_id = await means.run(opening(name, on_complete, means.traces))
+    batch = Batch(means, batch_id, name=name, kept=on_complete)
     yield batch
     await batch.close()
 
 
-def opening(name: str | None, on_complete: JobRequest | None) -> operations.Operation[int]:
+def opening(name: str | None, on_complete: JobRequest | None, traces: Traces | None) -> operations.Operation[int]:
     """A new batch's id. Raises `InvalidName` and `InvalidArguments` before anything is written."""
     if name is not None:
         check_text("batch", name, 256)
-    check_callback(on_complete)
-    return batches.open_batch(name, on_complete)
+    return batches.open_batch(name, kept_callback(on_complete, traces))
 
 
-def check_callback(on_complete: object) -> None:
-    if on_complete is not None and not isinstance(on_complete, JobRequest):
+def kept_callback(on_complete: JobRequest | None, traces: Traces | None) -> JobRequest | None:
+    """As it is written: with the trace of the span that sets it. Raises `InvalidArguments` for what is no request."""
+    if on_complete is None:
+        return None
+    if not isinstance(on_complete, JobRequest):
         raise InvalidArguments(f"on_complete must be a request, as handler.request(...) returns; got {on_complete!r}.")
+    return on_complete if traces is None else carrying(on_complete, traces.current())
 
 
 async def open_batch(means: Means, batch_id: object) -> Batch:

@@ -96,7 +96,7 @@ class SyncBatch(BatchOf[MeansSync]):
 
     def _keep_callback(self) -> None:
         if self._is_to_keep:
-            self._means.client.run(self._keep())
+            self._means.client.run(self._keep(self._means.traces))
 
     def close(self) -> None:
         """Closes the batch; see `Batch.close`."""
@@ -132,8 +132,8 @@ class SyncBatch(BatchOf[MeansSync]):
 @contextmanager
 def new_batch_sync(means: MeansSync, name: str | None, on_complete: JobRequest | None) -> Generator[SyncBatch]:
     """A new batch, closed when the block is left without an exception."""
-    batch_id = means.client.run(opening(name, on_complete))
-    batch = SyncBatch(means, batch_id, name=name, kept=on_complete, known=True)
+    batch_id = means.client.run(opening(name, on_complete, means.traces))
+    batch = SyncBatch(means, batch_id, name=name, kept=on_complete)
     yield batch
     batch.close()
 

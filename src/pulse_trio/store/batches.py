@@ -95,16 +95,9 @@ def add(batch_id: int, job_ids: Iterable[int]) -> Operation[None]:
     yield Query("batch_add", {"id": batch_id, "jobs": numbers(job_ids)})
 
 
-def close(batch_id: int, callback: JobRequest | None) -> Operation[None]:
-    """Closes a batch: it finishes with its last job. Raises `UnknownBatch`."""
-    rows = yield Query("batch_close", {"id": batch_id, "callback": _encoded(callback)})
-    if not rows:
-        raise _unknown(batch_id)
-
-
-def close_kept(batch_id: int) -> Operation[None]:
-    """Closes a batch with the callback that was kept. Raises `UnknownBatch`."""
-    rows = yield Query("batch_close_kept", {"id": batch_id})
+def close(batch_id: int) -> Operation[None]:
+    """Closes a batch with the callback that is kept: it finishes with its last job. Raises `UnknownBatch`."""
+    rows = yield Query("batch_close", {"id": batch_id})
     if not rows:
         raise _unknown(batch_id)
 
