@@ -122,11 +122,21 @@ def test_json_has_times_in_utc_and_plain_values() -> None:
         ("12", "not a number"),
         ('{"a": NaN}', "The arguments are not valid JSON, which has no NaN"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"b": [{"a": 1, "a": 2}]}', "ambiguous: an object has two keys 'a', and one would be lost"),
+        ('{"n": 0.1234567890123456789}', "0.1234567890123456789 would be 0.12345678901234568. Give it as text"),
+        ('{"n": 12345678901234567890.5}', "12345678901234567890.5 would be 1.2345678901234567e.19"),
+        ('{"n": 1e400}', "1e400 would be inf"),
+        ('{"n": -1e-99999999999999999999}', "would be -0.0"),
     ],
 )
 def test_bad_arguments_are_told_where_they_are_bad(text: str, what: str) -> None:
     with pytest.raises(InvalidArguments, match=what):
         parse_arguments(text)
+
+
+def test_numbers_are_stored_as_they_are_given() -> None:
+    text = '{"a": 12345678901234567890123, "b": 1.10, "c": 1e2, "d": -0.0, "e": 0.30000000000000004, "f": 5e-324}'
+    assert json.loads(text) == parse_arguments(text)
 
 
 # Which database

@@ -14,6 +14,7 @@ from pulse_trio import Job, SyncClient, open_client
 from pulse_trio.cli.jobs import show_job
 from pulse_trio.states import STOPPED
 from pulse_trio.store.waits import Waits
+from pulse_trio.worker.durable.durable import Durable
 from pulse_trio.worker.durable.suspension import Suspension
 from support.stage import parts
 from support.stores import Window
@@ -746,6 +747,12 @@ async def test_a_handler_that_has_just_cancelled_a_task_is_not_suspended_for_wha
     assert (trees.job(job_id)["state"], ways) == ("completed", ["cancelled"])
 
 
+EXPIRED = (
+    "UPDATE job SET options ="
+    " (options::jsonb || jsonb_build_object('expires', extract(epoch FROM now()) - 1))::text::json"
+)
+
+
 async def test_a_job_that_has_begun_does_not_expire_while_it_is_suspended(trees: Trees) -> None:
     calls: list[str] = []
 
@@ -760,15 +767,62 @@ async def test_a_job_that_has_begun_does_not_expire_while_it_is_suspended(trees:
     started = trees.enqueue("order", expires=3600)
     late = trees.enqueue("order", expires=3600, delay=3000)
     await trees.burst()
-    trees.window.run(
-        "UPDATE job SET options = (options::jsonb || jsonb_build_object('expires', extract(epoch FROM now()) - 1))::text::json"
-    )
+    trees.window.run(EXPIRED)
     trees.again()
     SyncClient(trees.dsn).send_event(started, "approved", "Ada")
     await trees.burst()
     assert (trees.job(started)["state"], trees.job(started)["result"]) == ("completed", "Ada")
     assert (trees.job(late)["state"], trees.job(late)["cancel_reason"]) == ("cancelled", "expired")
     assert calls == ["charge"]
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_a_job_that_has_begun_does_not_expire_when_its_worker_is_lost_in_its_first_step(
+    trees: Trees, transaction: bool
+) -> None:
+    async def within(_: object, job: Job) -> str:
+        return await lost_at_first(job)
+
+    async def lost_at_first(job: Job) -> str:
+        if job.attempt == 1:
+            trees.window.run(EXPIRED)
+            await trees.lose(job.id)
+            await trio.sleep_forever()
+        return "Ada"
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        return await (job.transaction_step(within, job) if transaction else job.step(lost_at_first, job))
+
+    job_id = trees.enqueue("order", expires=3600)
+    await trees.burst(log=False, lease=3, heartbeat=0.1)
+    found = await trees.ended(job_id)
+    assert (found["state"], found["result"], found["cancel_reason"]) == ("completed", "Ada", None), found["error"]
+
+
+async def test_a_job_that_waits_for_an_event_does_not_expire_when_its_worker_is_stopped(trees: Trees) -> None:
+    """It has no line, and is not suspended yet. Its event was lost with it."""
+    seen: list[Durable] = []
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def order(job: Job) -> str:
+        durable = running_of(job).durability
+        assert isinstance(durable, Durable)
+        seen.append(durable)
+        return await job.wait_for_event("approved", type=str)
+
+    job_id = trees.enqueue("order", expires=3600)
+    async with trio.open_nursery() as nursery:
+        worker = trees.worker(grace=0.05)
+        await nursery.start(worker.run)
+        while not (seen and seen[0].standing):
+            await trio.lowlevel.checkpoint()
+        worker.stop()
+    trees.window.run(EXPIRED)
+    SyncClient(trees.dsn).send_event(job_id, "approved", "Ada")
+    trees.again()
+    found = await trees.ended(job_id)
+    assert (found["state"], found["result"], found["cancel_reason"]) == ("completed", "Ada", None), found["error"]
 
 
 @pytest.mark.parametrize("key", [None, "approval"])

@@ -664,7 +664,13 @@ def test_every_operation_on_a_tree_at_once_deadlocks_nowhere_loses_no_wake_and_l
                     teller.complete(job)
             if chance.random() < 0.3:
                 # A batch, as workers report: completions in order, failures in any.
-                teller.complete(*[held.pop() for _ in range(min(len(held), 4))])
+                batch = [held.pop() for _ in range(min(len(held), 4))]
+                ids = [id_ for id_, _ in batch]
+                # No worker does so for a parent and its child: a handler returns when its children have ended. The child
+                # would live on for its own children here, and its parent would not know (seen once, on PostgreSQL 15).
+                related = teller.run("SELECT 1 FROM member WHERE job_id = ANY (%s) AND parent_id = ANY (%s)", ids, ids)
+                for some in [[one] for one in batch] if related else [batch]:
+                    teller.complete(*some)
             if chance.random() < 0.2:
                 teller.fail(*[held.pop() for _ in range(min(len(held), 4))], outcome="discarded")
             if chance.random() < 0.3:

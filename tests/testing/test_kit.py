@@ -437,6 +437,11 @@ def undecorated():
         (welcome, {"tags": "eu"}, "tags= takes a list of text, or None, got 'eu'"),
         (welcome, {"tags": ["of two"]}, "A tag must have no spaces"),
         (welcome, {"meta": {"order": [7]}}, "meta"),
+        (welcome, {"queue": "a b"}, "Queue name .a b. is not valid"),
+        (welcome, {"priority": 2**40}, "priority must be a whole number"),
+        (welcome, {"priority": True}, "priority must be a whole number"),
+        (welcome, {"max_attempts": 0}, "max_attempts must be a whole number from 1"),
+        (welcome, {"unique_key": ""}, "unique_key"),
         (welcome.options(queue="a"), {"queue": "b"}, r"queue='b' and welcome.options\\(queue='a'\\): no job has both"),
     ],
 )
@@ -468,7 +473,7 @@ async def add(one: int, other: float) -> None:
     pass
 """
     done = project(more + WRONGLY_REFUTED)
-    assert "58 passed" in outcomes(done), done.stdout + done.stderr
+    assert "73 passed" in outcomes(done), done.stdout + done.stderr
 
 
 NOT_AWAITED = """

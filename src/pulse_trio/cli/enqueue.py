@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
@@ -98,9 +99,14 @@ def parse_arguments(text: str, what: str = "arguments") -> dict[str, Any]:
 
 def parse_json(text: str, what_is: str) -> Any:
     """A JSON value; `what_is` is the beginning of a message ("The payload is"). Raises `InvalidArguments`, saying where the
-    mistake is."""
+    mistake is, also for what Python would change: twins among the keys, and digits that a float does not keep."""
     try:
-        return json.loads(text, parse_constant=lambda name: _refuse_constant(name, what_is))
+        return json.loads(
+            text,
+            parse_constant=lambda name: _refuse_constant(name, what_is),
+            parse_float=lambda number: _as_float(number, what_is),
+            object_pairs_hook=lambda pairs: _as_object(pairs, what_is),
+        )
     except json.JSONDecodeError as error:
         raise InvalidArguments(
             f"{what_is} not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
@@ -116,6 +122,27 @@ def parse_json(text: str, what_is: str) -> Any:
 
 def _refuse_constant(name: str, what_is: str) -> NoReturn:
     raise InvalidArguments(f"{what_is} not valid JSON, which has no {name}.")
+
+
+def _as_float(number: str, what_is: str) -> float:
+    value = float(number)
+    try:
+        # 1.10 and 1e2 are the same numbers as what Python writes of them.
+        kept = Decimal(number) == Decimal(repr(value))
+    except InvalidOperation:  # an exponent of twenty digits
+        kept = False
+    if not kept:
+        raise InvalidArguments(f"{what_is} not stored as given: {number:.60} would be {value!r}. Give it as text.")
+    return value
+
+
+def _as_object(pairs: list[tuple[str, Any]], what_is: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArguments(f"{what_is} ambiguous: an object has two keys {twice!r:.60}, and one would be lost.")
+    return found
 
 
 def _around(text: str, position: int) -> str:

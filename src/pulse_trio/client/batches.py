@@ -213,7 +213,7 @@ def opening(name: str | None, on_complete: JobRequest | None, traces: Traces | N
     return batches.open_batch(name, kept_callback(on_complete, traces))
 
 
-def kept_callback(on_complete: JobRequest | None, traces: Traces | None) -> JobRequest | None:
+def kept_callback(on_complete: object, traces: Traces | None) -> JobRequest | None:
     """As it is written: with the trace of the span that sets it. Raises `InvalidArguments` for what is no request."""
     if on_complete is None:
         return None

@@ -280,10 +280,24 @@ class SyncClient:
         return self.ended([result])[0] if wait else result
 
     def cancel_many(
-        self, job_ids: Iterable[int], *, reason: str | None = None, now: bool = False
+        self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False, now: bool = False
     ) -> list[cancelling.CancelResult]:
         """Cancels many jobs; see `Client.cancel_many`. `now`: durable jobs that do not run end without their clean-up."""
-        return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester(), now=now))
+        check_waiting(wait, self._in_transaction())
+        results = self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester(), now=now))
+        return self.ended(results) if wait else results
+
+    def attempts(self, job_id: int) -> list[operations.AttemptRecord]:
+        """Every attempt of a job, in order."""
+        return self.run(operations.attempts(job_id))
+
+    def count_by_state(self, *, queue: str | None = None) -> dict[State, int]:
+        """How many jobs are in each state, finished ones included."""
+        return self.run(operations.count_by_state(queue=queue))
+
+    def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
+        """Worker sessions, newest first."""
+        return self.run(operations.workers(gone=gone))
 
     def tree(self, job_id: int, *, limit: int = family.MOST) -> list[family.TreeJob]:
         """The tree that a job belongs to; see `Client.tree`."""

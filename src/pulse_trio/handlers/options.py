@@ -36,6 +36,8 @@ LONGEST = 1000 * 365.25 * 86400
 """The longest accepted duration, in seconds: a thousand years."""
 
 # The range of the database's moments (the domain due_time).
+_MICROSECOND = 1e-6
+"""The shortest interval of PostgreSQL's: it rounds less to none."""
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -127,6 +129,9 @@ class Defaults:
             raise ConfigurationError(f"crash_limit must be at most 32767, got {self.crash_limit}.")
         for name in ("timeout", "backoff_base", "backoff_cap", "unique_for", "unique_after"):
             _check_positive(name, getattr(self, name))
+        for name in ("unique_for", "unique_after"):
+            if (getattr(self, name) or 1) < _MICROSECOND:
+                raise ConfigurationError(f"{name} must be a microsecond at least, got {getattr(self, name)!r} s.")
         if self.delay is not None and self.run_at is not None:
             raise ConfigurationError("Give delay or at, not both.")
         if self.delay is not None and not (_is_number(self.delay) and 0 <= self.delay <= LONGEST):
@@ -207,7 +212,7 @@ def _check_moment(name: str, moment: object) -> None:
             f"{name} must have a time zone, got the naive {moment!r}; use for example datetime.now(UTC)."
         )
     if not _EARLIEST <= moment < _LATEST:
-        raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
+        raise ConfigurationError(f"{name} must lie between 0001-01-02 and 9999-12-30 (UTC), got {moment!r}.")
 
 
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ..client.requests import decoded_record
 from ..errors import UnknownKind, UsageError
 from ..handlers import Handler, given_options
 from ..handlers.models import from_builtins
+from ..handlers.options import Defaults
 from ..handlers.payloads import has_models
 from ..labels import check_tags, pack_meta
 from ..states import State
@@ -149,7 +150,7 @@ def assert_enqueued(
 ) -> Coroutine[Any, Any, JobRecord] | JobRecord:
     """Returns the job that is what is expected (the last enqueued of several). Raises `AssertionError` if there is none, or not
     as many as `count`, which is at least 1."""
-    if count is not None and count < 1:
+    if count is not None and (count < 1 or isinstance(count, bool)):
         raise TypeError("assert_enqueued(count=) is at least 1: that there is no such job, refute_enqueued says")
     wanted = _wanted(client, handler, expected)
     if isinstance(client, SyncClient):
@@ -199,6 +200,8 @@ _TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
 
 _OPTIONS = _TYPES.keys() - {"args", "state"}
 """Those of a job that are compared."""
+_CHECKED = ("queue", "priority", "key", "unique_key", "max_attempts")
+"""Those that a job has as they were given."""
 
 
 def _wanted(client: Client | SyncClient, handler: object, expected: Mapping[str, Any]) -> _Wanted:
@@ -222,6 +225,8 @@ def _wanted(client: Client | SyncClient, handler: object, expected: Mapping[str,
     checked = dict(expected)
     if "args" in expected:
         checked["args"] = _through_json(args)
+    options = {name: value for name, value in expected.items() if name in _CHECKED and value is not None}
+    _as_enqueued(lambda given: Defaults(**cast("dict[str, Any]", given)), options)
     if expected.get("tags") is not None:
         checked["tags"] = list(_as_enqueued(check_tags, expected["tags"])) or None
     if expected.get("meta") is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import anyio.lowlevel
 
 from ..client import Client, JobRef, SyncClient
 from ..client.requests import request_and_type
-from ..client.streams import SLICE, Stream, check_chunk, open_stream
+from ..client.streams import SLICE, SLICE_SIZE, Stream, check_chunk, open_stream, partly
 from ..errors import UsageError
 from ..postgres import AsyncioPool
 from ..store.new_jobs import Enqueued
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..records import JobRecord
+
+T = TypeVar("T")
 
 _NO_DATABASE = (
     "There is no database here: run_job, and crash_points without dsn=, give a handler a client that notes what is enqueued "
@@ -41,6 +45,50 @@ class Enqueuings:
         first = _FIRST + len(self.requests)
         self.requests += requests
         return list(range(first, first + len(requests)))
+
+
+class _Notes(Generic[T]):
+    """Notes the jobs of one `enqueue_many`: all of them at the end of the block and none after an error, or each chunk by
+    itself, as `Client` writes them."""
+
+    def __init__(
+        self,
+        enqueued: Enqueuings,
+        chunk: int | None,
+        progress: Callable[[int], object] | None,
+        done: Callable[[int], T],
+    ) -> None:
+        self._enqueued, self._chunk, self._progress, self._done = enqueued, chunk, progress, done
+        self.size = chunk or SLICE
+        self.most = SLICE_SIZE if chunk is None else math.inf
+        """Bytes of arguments to take at once."""
+        self._taken: list[JobRequest] = []
+        self.done: list[T] = []
+
+    def take(self, requests: list[JobRequest]) -> None:
+        self._taken += requests
+        if self._chunk is not None and requests:
+            self._note()
+            self._tell(len(self.done))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._chunk is None and error is None:
+            # Before they are noted, as `Client` does before its COMMIT: if it raises, nothing is.
+            self._tell(len(self._taken))
+            self._note()
+        elif self._chunk is not None and self.done and isinstance(error, Exception):
+            raise partly(self.done, self._chunk, error) from error
+
+    def _tell(self, count: int) -> None:
+        if self._progress is not None:
+            self._progress(count)
+
+    def _note(self) -> None:
+        self.done += map(self._done, self._enqueued.add(self._taken))
+        self._taken = []
 
 
 class NotingClient(Client):
@@ -68,15 +116,16 @@ class NotingClient(Client):
         progress: Callable[[int], object] | None = None,
     ) -> list[JobRef[Any]]:
         check_chunk(chunk, in_callers_transaction=False)
-        taken: list[JobRequest] = []
-        async with open_stream(requests) as stream:
-            while not stream.ended:
-                taken += await stream.take(SLICE)
         await anyio.lowlevel.checkpoint()
-        ids = self._enqueued.add(taken)
-        if progress is not None:
-            progress(len(ids))
-        return [JobRef(self, job_id) for job_id in ids]
+        notes = _Notes(self._enqueued, chunk, progress, self._ref)
+        async with open_stream(requests) as stream:
+            with notes:
+                while not stream.ended:
+                    notes.take(await stream.take(notes.size, notes.most))
+        return notes.done
+
+    def _ref(self, job_id: int) -> JobRef[Any]:
+        return JobRef(self, job_id)
 
     async def wait(self, job_id: int, timeout: float | None = None) -> JobRecord:  # noqa: ASYNC109 -- as Client's
         _refuse()
@@ -106,14 +155,12 @@ class NotingSyncClient(SyncClient):
         progress: Callable[[int], object] | None = None,
     ) -> list[Enqueued]:
         check_chunk(chunk, in_callers_transaction=False)
-        taken: list[JobRequest] = []
+        notes = _Notes(self._enqueued, chunk, progress, partial(Enqueued, added=True))
         stream = Stream(requests)
-        while not stream.ended:
-            taken += stream.take(SLICE)
-        ids = self._enqueued.add(taken)
-        if progress is not None:
-            progress(len(ids))
-        return [Enqueued(job_id, added=True) for job_id in ids]
+        with notes:
+            while not stream.ended:
+                notes.take(stream.take(notes.size, notes.most))
+        return notes.done
 
     @contextmanager
     def _connection(self, until: float | None = None) -> Generator[Any]:
