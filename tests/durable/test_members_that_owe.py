@@ -345,3 +345,58 @@ async def test_a_retry_of_the_root_meanwhile_waits_for_it(trees: Trees) -> None:
     assert (claims.state(root), claims.state(child), claims.owes(child)) == ("completed", "cancelled", False)
     assert trees.job(root)["finished_at"] >= trees.job(child)["finished_at"]
     assert claims.bank == ["charged", "refunded charge"]
+
+
+@pytest.mark.parametrize("rest", ["is done", "fails again"])
+async def test_the_retry_of_a_root_starts_a_child_again_that_was_retried_for_the_rest_of_its_clean_up(
+    rest: str, trees: Trees
+) -> None:
+    """The root has failed of it already. Its retry failed of it once more, and started nothing."""
+    refunds, bank = ["fails", *(["fails"] if rest == "fails again" else [])], list[str]()
+
+    async def charge() -> None:
+        bank.append("charged")
+
+    async def refund() -> None:
+        if refunds and refunds.pop():
+            raise OSError("the bank is down")
+        bank.append("refunded")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def repair(job: Job) -> str:
+        await job.step(charge)
+        try:
+            return await job.wait_for_event("repaired", type=str)
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=1)
+    async def claim(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            repaired = nursery.start_soon(repair)
+        return repaired.result
+
+    client, root = SyncClient(trees.dsn), trees.enqueue("claim")
+    await trees.burst()
+    child = trees.window.value("SELECT job_id FROM member")
+    client.cancel(child)
+    assert (await trees.ended(root))["state"] == "dead"
+    assert client.retry(child)
+    assert (await trees.ended(child))["state"] == "cancelled"
+    assert trees.window.do(family.unfinished_clean_ups([child])) == ([] if rest == "is done" else [child])
+    attempts = trees.job(child)["attempt"]
+
+    assert client.retry(root)
+    while trees.job(child)["attempt"] == attempts:
+        await trees.burst(log=False)
+    if rest == "fails again":
+        # It does the rest first, and fails the block by that. The next retry begins it anew.
+        assert (await trees.ended(root))["state"] == "dead"
+        assert client.retry(root)
+    while trees.job(child)["state"] != "suspended":
+        await trees.burst(log=False)
+    client.send_event(child, "repaired", "well")
+    assert (await trees.ended(root))["result"] == "well"
+    assert bank == ["charged", "refunded", "charged"]
