@@ -81,23 +81,21 @@ async def begin(
                 await durable.history.written(decided=marked)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
-    if durable.is_first and ((expires := _expires(durable)) or durable.version != 1):
-        durable.history.moment(VERSION, durable.version)
-        if kind == "block" or expires:
-            # Children are started before the next line. And a job that has begun expires no more: not one that waits for an
-            # event, which is no line, nor one whose worker is lost in its first step.
-            await durable.history.written()
+    history = durable.history
+    if VERSION not in history.replay.moments and durable.is_first:
+        expires = '"expires"' in (durable.running.claim.options or "")
+        if expires or history.code_version != 1:
+            history.moment(VERSION, history.code_version)
+        if expires or (kind == "block" and history.code_version != 1):
+            # A job that has begun expires no more: not one that waits for an event, which is no line, nor one whose worker is
+            # lost in its first step. And children are started before the next line.
+            await history.written()
     await _write_what_it_rests_on(durable, stands)
     durable.failures.detour.tell(durable.history)
     durable.quiet.begins(call)
     if kind == "block":
         await _enter(durable, stands)
     return call
-
-
-def _expires(durable: Durable) -> bool:
-    options = durable.running.claim.options
-    return options is not None and '"expires"' in options
 
 
 async def _enter(durable: Durable, stands: Call) -> None:
