@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Discard, Job
+from pulse_trio import Discard, Job, SyncClient
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -136,3 +136,34 @@ async def test_the_third_attempt_gets_the_second_failure_again_where_lines_rest_
         assert f"number {number}" in found["error"], attempt
     assert (failing.calls, undone) == (2, [2])
     assert failing.marks(job_id) == ["forgotten", "forgotten", "needed"]
+
+
+@pytest.mark.parametrize("clock", ["is set back", "goes on"])
+async def test_a_child_that_fails_again_is_not_started_once_more_though_the_clock_was_set_back(
+    clock: str, trees: Trees
+) -> None:
+    """A failover to a server whose clock is behind. Its end seemed to be from before its parent's failure: it was started
+    again, as often as it failed until the clock had caught up."""
+    runs: list[int] = []
+
+    @trees.handlers.job(max_attempts=1)
+    async def child(job: Job) -> None:
+        runs.append(job.attempt)
+        raise RuntimeError("no stock")
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=1)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    client, root, hour = SyncClient(trees.dsn), trees.enqueue("parent"), "+ interval '1 h'"
+    assert (await trees.ended(root))["state"] == "dead"
+    for lives in (2, 3):
+        if clock == "is set back":
+            # As seen from a clock that is an hour behind.
+            trees.window.run(f"UPDATE history SET written_at = written_at {hour}")
+            trees.window.run(f"UPDATE attempt SET started_at = started_at {hour}, ended_at = ended_at {hour}")
+        assert client.retry(root)
+        assert (await trees.ended(root))["state"] == "dead"
+        assert runs == list(range(1, lives + 1))
+        assert trees.job(root)["attempt"] == 2 * lives

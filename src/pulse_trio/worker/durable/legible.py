@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class _Failed(msgspec.Struct):
-    """The value of a block's failure (opened.py)."""
+    """The value of a block's failure (opened.py). The schema adds the attempts with which these children have ended."""
 
     failed: list[int] = []
     body: Any = None
+    attempts: dict[str, int] = {}
 
 
 _SHAPES: dict[Kind, msgspec.json.Decoder[Any]] = {
