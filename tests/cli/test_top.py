@@ -202,6 +202,21 @@ async def test_it_fits_the_terminal_at_every_size(top: Top, dsn: str) -> None:
         await terminal.shows("^too small")
 
 
+async def test_a_long_error_or_argument_gives_way_to_the_other_columns(top: Top, dsn: str) -> None:
+    """One such job hid the ids, the queues and the kinds of all."""
+    with Window(dsn) as window:
+        for n in range(3):
+            window.enqueue("mail", kind="send_welcome", args={"text": f"{n} " + "very long arguments " * 40})
+    async with top(dsn, "--state", "all") as terminal:
+        for columns in (80, 120, 200):
+            terminal.resize(columns, 24)
+            while max(map(len, terminal.lines)) < columns - 1:
+                await terminal.shows("^all jobs")
+                await terminal._read()
+            await terminal.shows(r"^ *\d+  available  mail +send_welcome +0/20 .* ago .*very long ar.*…$")
+            assert max(map(len, terminal.lines)) <= columns
+
+
 async def test_without_colour_where_no_color_says_so(dsn: str, forker: Forker) -> None:
     for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         async with on_terminal(PROGRAM, "top", env={"PULSE_TRIO_DSN": dsn, **env}, forker=forker) as terminal:

@@ -97,6 +97,27 @@ async def test_a_result_beyond_the_limit_of_a_history_too(trees: Trees, monkeypa
     assert trees.job(job_id)["error"].startswith("BeyondLimit: ")
 
 
+async def test_more_children_than_a_job_may_have_end_it_at_once(trees: Trees) -> None:
+    """Its nursery raises that in a group, and it was tried again, twenty times."""
+
+    @trees.handlers.job
+    async def pack() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(pack)
+            await nursery.flush()
+            trees.window.run("UPDATE durable_job SET children = 100000")
+            nursery.start_soon(pack)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 1)
+    assert "BeyondLimit: A job has at most 100,000 children" in found["error"]
+
+
 @pytest.mark.parametrize("scope", ["move_on_after", "fail_after"])
 async def test_a_scope_in_a_step_is_refused_because_later_attempts_do_not_call_the_step(
     trees: Trees, scope: str

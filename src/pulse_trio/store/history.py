@@ -230,7 +230,7 @@ def retry_batch(
         elif state is None:
             done.refused[job_id] = missing(job_id)
         else:
-            done.refused[job_id] = unmoved(job_id, State(state), blocked_by)
+            done.refused[job_id] = unmoved(job_id, State(state), blocked_by, afresh=afresh)
     return done
 
 

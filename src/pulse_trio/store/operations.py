@@ -161,7 +161,7 @@ def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
         # It finished, or was put off, at that moment: now a retry is possible. If not, another fact prevents it.
         tries += 1
         if tries == _RETRY_TRIES:
-            raise InvalidTransition(unmoved(job_id, State(state), None))
+            raise InvalidTransition(unmoved(job_id, State(state), None, afresh=afresh))
 
 
 def retry_statement(*, afresh: bool) -> str:
@@ -202,10 +202,15 @@ def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:
+def unmoved(job_id: int, state: State, blocked_by: int | None, *, afresh: bool = False) -> str:
     """Why a job was not retried."""
     if blocked_by is not None:
         return f"Job {job_id} cannot be retried: the live job {blocked_by} on that queue has the same unique key."
+    if afresh and state in (State.RETRYABLE, State.SCHEDULED):
+        return (
+            f"Job {job_id} was not retried: children of it live, which a new beginning would start a second time. Cancel it "
+            "first, or retry it without --afresh. (Or it is being moved at this moment.)"
+        )
     if Event.RETRY in TRANSITIONS[state]:
         return (
             f"Job {job_id} was not retried: a job with its unique key came first, it is being moved at this moment, or what it "

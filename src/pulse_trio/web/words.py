@@ -147,7 +147,8 @@ def _chart(figures: Figures, lines: list[list[float | None]] | list[list[float]]
     """JSON: each line's values, the value at the top, and the time and the values of each minute in words."""
     ends = [figures.at - timedelta(minutes=minute.ago) for minute in figures.minutes]
     told = [
-        [f"{end - timedelta(minutes=1):%H:%M}\N{EN DASH}{end:%H:%M} UTC", *texts]
+        # With the seconds: these minutes are counted back from now, and begin at no full one.
+        [f"{end - timedelta(minutes=1):%H:%M:%S}\N{EN DASH}{end:%H:%M:%S} UTC", *texts]
         for end, texts in zip(ends, values, strict=True)
     ]
     return json.dumps({"top": highest(*lines), "lines": lines, "told": told}, ensure_ascii=False, allow_nan=False)

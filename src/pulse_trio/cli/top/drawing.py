@@ -63,7 +63,7 @@ def draw(model: Model, console: Console, size: tuple[int, int]) -> list[str]:
         rows = frame.glance.queues
         room = lines - 6
         for_queues = min(max(len(rows), 1), max(3, room // 3))
-        parts.append(_queues(model, rows, for_queues))
+        parts.append(_queues(model, rows, for_queues, columns))
         parts.append(_jobs(model, frame, room - for_queues, columns))
     body = _rendered(console, parts, lines - 1)
     body += [""] * (lines - 1 - len(body))
@@ -109,8 +109,8 @@ def _trouble(frame: Frame) -> Text:
     return Text(shown("; ".join(frame.troubles)).replace("\n", " "), "bold red")
 
 
-def _queues(model: Model, rows: list[QueueGlance], room: int) -> RenderableType:
-    columns = ["queue", "state", "due", "oldest", "running", "scheduled"]
+def _queues(model: Model, rows: list[QueueGlance], room: int, columns: int) -> RenderableType:
+    names = ["queue", "state", "due", "oldest", "running", "scheduled"]
     cells = [
         (
             row.name,
@@ -124,7 +124,7 @@ def _queues(model: Model, rows: list[QueueGlance], room: int) -> RenderableType:
     ]
     place = model.queue_names.index(model.at_queue) if model.at_queue in model.queue_names else 0
     chosen = place if model.pane == "queues" else None
-    return _table(columns, cells, (2, 3, 4, 5), place, chosen, room, "no queue has jobs")
+    return _table(names, cells, (2, 3, 4, 5), place, chosen, (room, columns), "no queue has jobs")
 
 
 def _count(number: int, row: QueueGlance) -> str:
@@ -152,7 +152,7 @@ def _jobs(model: Model, frame: Frame, room: int, columns: int) -> RenderableType
     if not model.is_current:
         empty = "reading ..."
     place = model.job_ids.index(model.at_job) if model.at_job in model.job_ids else 0
-    return _table(names, rows, (0,), place, place if model.pane == "jobs" else None, room, empty)
+    return _table(names, rows, (0,), place, place if model.pane == "jobs" else None, (room, columns), empty)
 
 
 def _table(
@@ -161,23 +161,28 @@ def _table(
     right: Sequence[int],
     place: int,
     chosen: int | None,
-    room: int,
+    size: tuple[int, int],
     empty: str,
 ) -> RenderableType:
-    """A header and at most `room` rows, with the one at `place` among them."""
+    """A header and at most so many rows as `size` says first, with the one at `place` among them. The last column gives way to
+    the others: it is cut at the width, which `size` says second."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    room, left = size
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=False)
     for number, name in enumerate(names):
         last = number == len(names) - 1
+        widest = max([cell_len(name), *(cell_len(shown(row[number])) for row in cells)])
+        left -= 0 if last else 2 + (widest if name in WHOLE else min(widest, 24))
         table.add_column(
             name,
             justify="right" if number in right else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=None if last else 24,
-            min_width=max(len(row[number]) for row in cells) if cells and name in WHOLE else None,
+            max_width=max(left, 8) if last else None if name in WHOLE else 24,
+            min_width=widest if name in WHOLE else None,
         )
     first = max(0, min(place - room // 2, len(cells) - room))
     for number, row in enumerate(cells[first : first + room], first):

@@ -28,10 +28,12 @@ DEAD_AT_ONCE = (UnfitValue, ReplayMismatch, NotDurable, BeyondLimit)
 
 
 def is_dead_of(job: RunningJob, error: BaseException) -> bool:
-    """Whether no other attempt would end otherwise. A task of `job.nursery` raises what a durable one is dead of in a group."""
+    """Whether no other attempt would end otherwise: a group only where each of its leaves says so, as the one of a durable
+    nursery that may have no more children. A task of `job.nursery` raises what a durable one is dead of in a group."""
     fatal = job.durability.fatal if hasattr(job, "durability") else None
-    return issubclass(type(error), DEAD_AT_ONCE) or (
-        issubclass(type(fatal), DEAD_AT_ONCE) and any(leaf is fatal for leaf in leaves_of(error))
+    leaves = leaves_of(error)
+    return all(issubclass(type(leaf), DEAD_AT_ONCE) for leaf in leaves) or (
+        issubclass(type(fatal), DEAD_AT_ONCE) and any(leaf is fatal for leaf in leaves)
     )
 
 
