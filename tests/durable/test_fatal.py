@@ -110,6 +110,7 @@ async def test_more_children_than_a_job_may_have_end_it_at_once(trees: Trees) ->
             await nursery.flush()
             trees.window.run("UPDATE durable_job SET children = 100000")
             nursery.start_soon(pack)
+            await nursery.flush()
 
     job_id = trees.enqueue("order")
     await trees.burst()

@@ -41,7 +41,7 @@ class Order:
                 with job.cleanup():
                     await job.step(self.do, "undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
                 if ends == "afresh" and job.cancel_reason is None:
-                    raise RetryAfter(600, afresh=True) from None
+                    raise RetryAfter(600, afresh=True) from None  # noqa: ASYNC104 -- not where it is cancelled
                 raise
             return "could not be packed" if refunded else parcel.result
 
