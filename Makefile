@@ -75,7 +75,7 @@ $(OLDEST)/.made: pyproject.toml requirements/dev.txt $(TOOLS)/.made
 	@touch $@
 
 # What needs a server; the other suites start the embedded one, or none.
-POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/postgres tests/worker tests/cli tests/model
+POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/postgres tests/worker tests/cli tests/model tests/durable
 
 test-postgres: $(VENV)/.dev
 	@programs=$$($(BIN)/python requirements/postgres.py $(PG)) && \
