@@ -336,6 +336,17 @@ async def test_a_change_from_a_page_of_another_origin_is_refused(headers: dict[s
     assert len(app.state.changes) == (status == 303)
 
 
+@pytest.mark.parametrize(("origin", "status"), [("https://127.0.0.1", 303), ("http://127.0.0.1", 403)])
+async def test_the_http_site_of_the_same_name_is_another_origin_than_the_https_one(origin: str, status: int) -> None:
+    app = make_app(trusted_proxies=("10.0.0.0/8",))
+    headers = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.9"}
+    async with browser(app, client="10.0.0.1", headers=headers, base="https://127.0.0.1") as http:
+        await log_in(http)
+        token = token_in((await http.get("/")).text)
+        done = await http.post("/change", data={"csrf_token": token}, headers={"origin": origin})
+    assert done.status_code == status
+
+
 async def test_a_change_without_the_token_of_its_session_is_refused() -> None:
     app = make_app()
     async with browser(app) as ada, browser(app) as bob, browser(app) as visitor:

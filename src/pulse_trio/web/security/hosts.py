@@ -103,6 +103,9 @@ def is_same_origin(scope: Scope) -> bool:
     if origin is None or host is None:
         return False
     scheme, _, rest = origin.lower().partition("://")
+    # Without a trusted proxy nobody knows whether the browser spoke HTTPS.
+    if scope["scheme"] == "https" and scheme != "https":
+        return False
     return scheme in ("http", "https") and _without_default_port(rest, scheme) == _without_default_port(
         host.lower(), scheme
     )
