@@ -1,8 +1,8 @@
 -- works with programs from: 0048
 -- `jobs cancel --now` marks the members that it ends as cut by their parent, as a sweep does: the retry of their root failed of them, as if a
 -- person had cancelled each. A job that has undone all and waits to begin anew (RetryAfter(afresh=True)) is cancelled as one that has not
--- begun: it ran once more, and undid the same again. The children of the lives before do not count towards the limit of this one. And
--- --afresh leaves a waiting job alone whose children live: it retried it with its history, without a word.
+-- begun: it ran once more, and undid the same again. The children of the lives before do not count towards the limit of this one, nor in the
+-- tree. And --afresh leaves a waiting job alone whose children live: it retried it with its history, without a word.
 DO $block$
 DECLARE
   changed text[]; found regprocedure; body text;
@@ -23,6 +23,13 @@ BEGIN
      $$     AND (CASE f.first_block WHEN 0 THEN f.children
                ELSE (SELECT count(*) FROM member m WHERE m.parent_id = $1 AND m.block >= f.first_block) END)
          + (SELECT count(*) FROM unnest($5) k$$],
+    ['tree_of',
+     $$f.events END, coalesce(f.children, 0)
+$$,
+     $$f.events END,
+         CASE WHEN f.first_block > 0 THEN (SELECT count(*) FROM member c WHERE c.parent_id = s.id AND c.block >= f.first_block)
+              ELSE coalesce(f.children, 0) END
+$$],
     ['retry_jobs_afresh',
      $$  back bigint[] := '{}'; anew bigint[];$$,
      $$  held constant bigint[] := ARRAY(

@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, StepFailed, SyncClient
+from pulse_trio import Discard, Handlers, InvalidTransition, Job, RetryAfter, Snooze, StepFailed, SyncClient
+from pulse_trio.store import history
 from pulse_trio.testing import crash_points, run_job
 
 if TYPE_CHECKING:
@@ -446,10 +447,10 @@ async def test_a_person_lets_a_job_begin_afresh_that_waits_for_its_next_attempt(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_one_that_has_children_that_live_or_is_cancelled_keeps_its_history(
+async def test_one_that_has_children_that_live_is_refused_and_one_that_is_cancelled_keeps_its_history(
     trees: Trees, *, cancelled: bool
 ) -> None:
-    """They would be started a second time, or what is to be undone be forgotten."""
+    """They would be started a second time, or what is to be undone be forgotten. It was retried without a word."""
 
     @trees.handlers.job(durable=True)
     async def leg(job: Job) -> None:
@@ -471,5 +472,15 @@ async def test_one_that_has_children_that_live_or_is_cancelled_keeps_its_history
     trees.window.run("UPDATE durable_job SET suspended = 0 WHERE job_id = %s", job_id)
     trees.window.run("UPDATE job SET run_at = now() + interval '1 h' WHERE id = %s", job_id)
     before = trees.lines(job_id)
-    SyncClient(trees.dsn).retry(job_id, afresh=True)
+    client = SyncClient(trees.dsn)
+    if cancelled:
+        client.retry(job_id, afresh=True)
+    else:
+        with pytest.raises(
+            InvalidTransition, match=r"children of it live.*Cancel it first, or retry it without --afresh"
+        ):
+            client.retry(job_id, afresh=True)
+        said = client.run(history.retry_batch([job_id], afresh=True))
+        assert (said.retried, "children of it live" in said.refused[job_id]) == ([], True)
+        assert client.retry(job_id) == "available"
     assert trees.lines(job_id) == before != []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, InvalidTransition, Job, RetryAfter, SyncClient
+from pulse_trio import ChildFailed, Job, RetryAfter, SyncClient
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -102,18 +102,4 @@ async def test_the_children_of_the_lives_before_do_not_count_towards_the_limit(t
     assert order.client.retry(root)
     await trees.burst()
     assert (trees.job(root)["state"], trees.job(root)["error"]) == ("suspended", None)
-
-
-async def test_a_retry_afresh_leaves_a_job_alone_whose_children_live(trees: Trees) -> None:
-    """It went on with its history, without a word."""
-    order = Order(trees)
-    root = trees.enqueue("order")
-    await trees.burst()
-    # Its worker was lost behind the nursery, say, and it waits for its next attempt.
-    trees.window.run("UPDATE job SET state = 3, run_at = now() + interval '1 h' WHERE id = %s", root)
-    trees.window.run("UPDATE durable_job SET suspended = 0 WHERE job_id = %s", root)
-    assert trees.job(root)["state"] == "retryable"
-    with pytest.raises(InvalidTransition, match=r"children of it live.*Cancel it first, or retry it without --afresh"):
-        order.client.retry(root, afresh=True)
-    assert trees.job(root)["state"] == "retryable"
-    assert order.client.retry(root) == "available"
+    assert [job.children for job in order.client.tree(root)] == [1, 0, 0]
