@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Job
+from pulse_trio.worker.durable.block import Block
 from support.stores import Window
 
 if TYPE_CHECKING:
@@ -101,6 +102,41 @@ async def test_children_end_while_the_body_unwinds(trees: Trees, yard: Yard, way
         "SELECT kind, state FROM jobs WHERE parent_id = %s AND kind <> 'bad' ORDER BY id", found["id"]
     )
     assert [(row["kind"], row["state"]) for row in states] == [("slow", "cancelled"), ("work", "cancelled")]
+
+
+async def test_what_a_cut_body_adds_is_not_started_with_those_that_are_being_written(
+    trees: Trees, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first child ran before its parent had heard that it was written (a flake of the test above)."""
+    added, batches, start = trio.Event(), list[int](), Block._start
+
+    async def held_up(block: Block, batch: Any) -> Any:
+        batches.append(len(batch))
+        started = await start(block, batch)
+        if len(batches) == 1:
+            await added.wait()
+        return started
+
+    monkeypatch.setattr(Block, "_start", held_up)
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def parent(job: Job) -> str:
+        with job.move_on_after(3600) as scope:
+            async with job.durable_nursery() as children:
+                children.start_soon(yard.slow)
+                try:
+                    await yard.runs.wait()
+                    scope.cancel()
+                    await trio.sleep_forever()
+                finally:
+                    children.start_soon(yard.work, "what was started then")
+                    added.set()
+                    with job.cleanup():
+                        await yard.unwinds()  # noqa: ASYNC102 -- job.cleanup() is the shield
+        return "over"
+
+    found = await trees.ended(trees.enqueue("parent"))
+    assert (found["state"], yard.did, batches) == ("completed", ["told: parent", "body left"], [1])
 
 
 async def test_a_body_whose_children_are_cancelled_starts_none_any_more(trees: Trees, yard: Yard) -> None:

@@ -109,8 +109,7 @@ class Block:
             raise self.broken
         if not self._pending or not self.durable.history.replay.over or self.durable.fatal is not None:
             return
-        # A block that closes starts none: what was written beside its cancellation would not be cancelled by that, and run.
-        if refusal(self.durable, "") is not None or self not in self.durable.blocks or self.ear.is_cut or self.closing:
+        if refusal(self.durable, "") is not None or self not in self.durable.blocks or self._starts_none:
             return  # the next attempt starts them; or the block has ended, and its line came before they were to be written
         self._flushes += 1
         try:
@@ -118,7 +117,8 @@ class Block:
                 adopted: list[Child[Any]] = []
                 try:
                     await check_blocks(self.durable)
-                    while self._pending:
+                    # Those that a body adds which was cut short meanwhile are not started with the others.
+                    while self._pending and not self._starts_none:
                         adopted += await self._start(list(islice(self._pending, CHUNK)))
                 except (UsageError, ReplayMismatch) as error:
                     self.broken = error
@@ -133,6 +133,11 @@ class Block:
         """Whether children wait to be written, or it is not known yet how those of earlier attempts are: their failure wakes a
         suspended job once, and the attempt that it wakes has to read it."""
         return self.broken is None and bool(self._pending or self._flushes)
+
+    @property
+    def _starts_none(self) -> bool:
+        """Whether it closes: what was written beside its cancellation would not be cancelled by that, and run."""
+        return self.ear.is_cut or self.closing
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
         trees, adopted, written = self.durable.parts.trees, list[Child[Any]](), list[Child[Any]]()
