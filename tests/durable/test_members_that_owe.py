@@ -389,14 +389,15 @@ async def test_the_retry_of_a_root_starts_a_child_again_that_was_retried_for_the
     attempts = trees.job(child)["attempt"]
 
     assert client.retry(root)
-    while trees.job(child)["attempt"] == attempts:
-        await trees.burst(log=False)
-    if rest == "fails again":
-        # It does the rest first, and fails the block by that. The next retry begins it anew.
-        assert (await trees.ended(root))["state"] == "dead"
-        assert client.retry(root)
-    while trees.job(child)["state"] != "suspended":
-        await trees.burst(log=False)
+    with trio.fail_after(60):
+        while trees.job(child)["attempt"] == attempts:
+            await trees.burst(log=False)
+        if rest == "fails again":
+            # It does the rest first, and fails the block by that. The next retry begins it anew.
+            assert (await trees.ended(root))["state"] == "dead"
+            assert client.retry(root)
+        while trees.job(child)["state"] != "suspended":
+            await trees.burst(log=False)
     client.send_event(child, "repaired", "well")
     assert (await trees.ended(root))["result"] == "well"
     assert bank == ["charged", "refunded", "charged"]
