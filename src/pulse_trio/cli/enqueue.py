@@ -12,6 +12,7 @@ import click
 from ..client import request_by_name
 from ..codec import in_schema
 from ..errors import InvalidArguments
+from ..handlers.payloads import twin_in
 from ..store import new_jobs
 from ..store.audit import by_hand
 from ..text import shown
@@ -137,12 +138,9 @@ def _as_float(number: str, what_is: str) -> float:
 
 
 def _as_object(pairs: list[tuple[str, Any]], what_is: str) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := twin_in(pairs)) is not None:
         raise InvalidArguments(f"{what_is} ambiguous: an object has two keys {twice!r:.60}, and one would be lost.")
-    return found
+    return dict(pairs)
 
 
 def _around(text: str, position: int) -> str:

@@ -152,12 +152,16 @@ def _has_other_keys(value: object) -> bool:
 
 
 def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := twin_in(pairs)) is not None:
         raise InvalidArguments(
             f"{what} {verb(what, 'hold')} a dictionary with two keys that are both {twice!r} in JSON: one would be lost."
         )
+
+
+def twin_in(pairs: list[tuple[str, Any]]) -> str | None:
+    """A key that an object has twice; None if it has none."""
+    names = [name for name, _ in pairs]
+    return next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
 
 
 def _place_of_no_number(value: object) -> str | None:
