@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...plain import to_json
 from ...store.life import moment_of
@@ -124,7 +124,7 @@ def _queues(model: Model, rows: list[QueueGlance], room: int, columns: int) -> R
     ]
     place = model.queue_names.index(model.at_queue) if model.at_queue in model.queue_names else 0
     chosen = place if model.pane == "queues" else None
-    return _table(names, cells, (2, 3, 4, 5), place, chosen, (room, columns), "no queue has jobs")
+    return _table(names, cells, (2, 3, 4, 5), place, chosen, _Size(room, columns), "no queue has jobs")
 
 
 def _count(number: int, row: QueueGlance) -> str:
@@ -152,7 +152,14 @@ def _jobs(model: Model, frame: Frame, room: int, columns: int) -> RenderableType
     if not model.is_current:
         empty = "reading ..."
     place = model.job_ids.index(model.at_job) if model.at_job in model.job_ids else 0
-    return _table(names, rows, (0,), place, place if model.pane == "jobs" else None, (room, columns), empty)
+    return _table(names, rows, (0,), place, place if model.pane == "jobs" else None, _Size(room, columns), empty)
+
+
+class _Size(NamedTuple):
+    """What a table may take: rows below its header, and the columns of a line."""
+
+    rows: int
+    columns: int
 
 
 def _table(
@@ -161,16 +168,16 @@ def _table(
     right: Sequence[int],
     place: int,
     chosen: int | None,
-    size: tuple[int, int],
+    size: _Size,
     empty: str,
 ) -> RenderableType:
-    """A header and at most so many rows as `size` says first, with the one at `place` among them. The last column gives way to
-    the others: it is cut at the width, which `size` says second."""
+    """A header and its rows, with the one at `place` among them. The last column gives way to the others: it is cut where the
+    line ends."""
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    room, left = size
+    room, left = size.rows, size.columns
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=False)
     for number, name in enumerate(names):
         last = number == len(names) - 1
