@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from .describing import storable
 from .job_log import extra_of, job_of, rendered
 from .plain import plain
 from .text import shown
@@ -32,15 +33,16 @@ class LineFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, message, the job's fields (null outside of a job), what was given as `extra=`,
     and the event's name and fields. A field of `extra=` that has the name of one of ours becomes `extra_NAME`, one of an event
-    that has the name of one of the line's own `event_NAME`."""
+    that has the name of one of the line's own `event_NAME`. What no reader of JSON need take, half of a surrogate pair (of a
+    file's name that is not UTF-8, say), becomes U+FFFD, as NUL does."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "pid": record.process,
             "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
+            "logger": record.name and storable(record.name),
+            "message": storable(record.getMessage()),
         }
         entry |= job_of(record)._asdict()
         entry |= {
@@ -51,7 +53,7 @@ class JsonFormatter(logging.Formatter):
             entry |= {f"event_{name}" if name in _OF_THE_LINE else name: value for name, value in fields.items()}
             entry["event"] = type(event).__name__
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
+            entry["traceback"] = storable(self.formatException(record.exc_info))
         elif record.exc_text:
-            entry["traceback"] = record.exc_text
+            entry["traceback"] = storable(record.exc_text)
         return json.dumps(entry, default=lambda value: rendered(lambda: str(value)))

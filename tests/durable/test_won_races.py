@@ -303,6 +303,10 @@ async def test_a_scope_that_was_opened_while_the_winner_waited_for_its_turn_is_o
     waits = waits_for_its_turn(monkeypatch, "fast")
     plain, asks, cut, closed, scopes = PlainAwait(), trio.Event(), trio.Event(), trio.Event(), list[DurableScope]()
 
+    async def begins() -> None:
+        monkeypatch.setattr(delivering, "_PLAIN", 0.01)
+        await closing(cut, closed)
+
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
         async def answer() -> None: ...
@@ -317,9 +321,11 @@ async def test_a_scope_that_was_opened_while_the_winner_waited_for_its_turn_is_o
             await plain.wait()
             with job.move_on_after(3600, key="patience") as patience:
                 scopes.append(patience)
-                await job.step(closing, cut, closed, key="ask")
+                await job.step(begins, key="ask")
 
         async def ends_it() -> None:
+            # The winner waits for what is busy until the loser's step has begun.
+            monkeypatch.setattr(delivering, "_PLAIN", 30.0)
             await waits.wait()
             plain.end()
             await cut.wait()

@@ -8,6 +8,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from pulse_trio import Job, JobLogFilter
@@ -84,6 +85,20 @@ def test_what_a_record_has_already_is_kept() -> None:
     assert (made.__dict__["queue"], made.__dict__["job_id"]) == ("theirs", 7)
     line = json.loads(JsonFormatter().format(made))
     assert line | JOB | {"extra_queue": "theirs"} == line
+
+
+def test_half_of_a_surrogate_pair_makes_no_line_that_strict_readers_refuse(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    """As `os.fsdecode` makes it of a file's name that is not UTF-8; msgspec, and PostgreSQL's jsonb, refuse such a line."""
+    logger, stream = log
+    try:
+        raise OSError("\udce9\0")
+    except OSError:
+        logger.exception("file %s of \U0001f600", "\udce9.txt", extra={"name2": "\udce9.txt"})
+    line = msgspec.json.decode(stream.getvalue())
+    assert (line["message"], line["name2"]) == ("file \ufffd.txt of \U0001f600", "\ufffd.txt")
+    assert line["traceback"].endswith("OSError: \ufffd\ufffd")
 
 
 class Hostile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,6 +14,7 @@ from typing import (
     overload,
 )
 
+from ..callables import is_function
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
 from .declaring import how_it_runs, take_on_death, take_retries, take_upgrade
@@ -328,7 +328,7 @@ class Handlers:
                 f"{function!r} is registered already; decorate the plain function (@handlers.cron goes above all other "
                 f"decorators)."
             )
-        if not inspect.isroutine(function):
+        if not is_function(function):
             raise ConfigurationError(
                 f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import trio
 
-from ...callables import is_async
+from ...callables import is_async, is_function
 from ...describing import headline_of, leaves_of, raised_by_ctrl_c, storable
 from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
 from ...handlers import Handler, UnfitValue, encode_result
@@ -387,7 +387,5 @@ def _known(function: Callable[..., Any]) -> _Known:
 @functools.lru_cache(maxsize=1000)
 def _known_of(function: Callable[..., Any]) -> _Known:
     name, plain = name_of(function), inspect.unwrap(function)
-    result = (
-        readable_result(f"Step {name!r}", hints_of(name, plain).get("return", Any)) if inspect.isroutine(plain) else Any
-    )
+    result = readable_result(f"Step {name!r}", hints_of(name, plain).get("return", Any)) if is_function(plain) else Any
     return _Known(name, is_async(function), result)
