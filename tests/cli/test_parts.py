@@ -229,6 +229,8 @@ def test_an_unreachable_database_is_told_on_one_line_with_what_to_do() -> None:
     read_only = describe(DatabaseUnavailable("cannot execute SELECT in a read-only transaction"))
     assert "It is a standby" in read_only
     assert "Is PostgreSQL running" not in read_only
+    assert "pg_cancel_backend" in describe(DatabaseUnavailable("claims: canceling statement due to user request"))
+    assert "statement_timeout" in describe(DatabaseUnavailable("claims: canceling statement due to statement timeout"))
     assert "max_connections" in describe(DatabaseUnavailable("FATAL: sorry, too many clients already"))
     assert describe(SchemaError("older. Do this")) == "database error: older. Do this"
 

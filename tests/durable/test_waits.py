@@ -423,6 +423,33 @@ async def test_a_plain_scope_with_a_deadline_keeps_a_handler_from_being_suspende
     assert (trees.job(job_id)["result"], trees.job(job_id)["attempt"]) == ("went on", 1)
 
 
+async def test_a_plain_shield_keeps_a_handler_from_being_suspended(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It received the event while it was being suspended, which its wait did not see: the job was suspended for ever, for an
+    event that it had. Without an event it did not end, and its worker was replaced."""
+    looked = trio.Event()
+    look = Suspension._suspend_if_all_wait  # pyright: ignore[reportPrivateUsage] -- no event of the worker tells that
+
+    def look_and_say(self: Suspension) -> None:
+        look(self)
+        looked.set()
+
+    monkeypatch.setattr(Suspension, "_suspend_if_all_wait", look_and_say)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        with trio.CancelScope(shield=True):
+            return await job.wait_for_event("approved", type=str)
+
+    job_id = trees.enqueue("order")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trees.burst)
+        await looked.wait()
+        await trio.to_thread.run_sync(send, trees, job_id, "approved", "yes")
+    assert (trees.job(job_id)["result"], trees.job(job_id)["attempt"]) == ("yes", 1)
+
+
 async def test_a_plain_scope_that_gets_its_deadline_later_keeps_a_handler_from_being_suspended(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:

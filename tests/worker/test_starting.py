@@ -21,13 +21,14 @@ if TYPE_CHECKING:
         ("check_schema", None),
         ("open_session", None),
         ("declare_limits", psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")),
+        ("open_session", psycopg.errors.QueryCanceled("canceling statement due to user request")),
     ],
 )
 async def test_a_connection_that_breaks_at_the_start_is_made_again(
     stage: Stage, events: Recorder, operation: str, cause: Exception | None
 ) -> None:
     """The server was there when the worker connected, and gone a moment later: the worker ended. Or somebody was about to
-    change the limits of a queue."""
+    change the limits of a queue, or has stopped the statement that waited for a lock."""
     broken: list[float] = []
 
     async def breaks() -> None:

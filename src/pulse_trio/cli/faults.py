@@ -75,6 +75,10 @@ def _advice(message: str) -> str:
         return "All of its connections are taken: see max_connections, and the connection limits of the role and the database."
     if "kept locked" in message:
         return ""
+    if "user request" in message:
+        return "Somebody stopped that statement in the database, with pg_cancel_backend say."
+    if "statement timeout" in message:
+        return "The statement_timeout of the role or the database stopped it, which is too short, or somebody holds a lock."
     if "lock timeout" in message:
         return "A transaction of somebody else holds that lock: pulse-trio doctor names those that stay open."
     if "FATAL:" in message:

@@ -85,6 +85,8 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.DeadlockDetected():
             return Deadlocked(f"The database ended a deadlock ({headline}). The writes were rolled back: try again.")
         case psycopg.errors.QueryCanceled():
+            if "user request" in headline:
+                return TookTooLong(f"Somebody stopped that in the database, with pg_cancel_backend say ({headline}).")
             who = f" {ASK_WHO}" if "timeout" in headline else ""
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).{who}")
         case _ if cannot_be_used(error):

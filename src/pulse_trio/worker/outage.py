@@ -69,13 +69,13 @@ async def once_it_is_there(act: Callable[[], Awaitable[T]], patience: float) -> 
 
 
 def _is_away(error: DatabaseUnavailable) -> bool:
-    """Whether the connection broke, the server restarts, or somebody's open transaction holds a lock: another answer of the
-    server's own, a deadlock say, has another SQLSTATE."""
+    """Whether the connection broke, the server restarts, somebody's open transaction holds a lock, or an administrator has
+    cancelled the statement that waited for it: another answer of the server's own, a deadlock say, has another SQLSTATE."""
     cause = error.__cause__
     if cause is None:
         return True
     state = getattr(cause, "sqlstate", "")
-    return state is None or state.startswith(("08", "57P", "55P03"))
+    return state is None or state.startswith(("08", "57", "55P03"))
 
 
 COST_SHARE = 20

@@ -41,7 +41,7 @@ _VAIN = 10
 """After so many workers in a row that did not claim it, a job counts as one that something keeps waiting."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
-_HELD = "There it is not suspended, and waits in real time: it is in job.cleanup(), or in a scope of Trio's that has a deadline"
+_HELD = "There it is not suspended, and waits in real time: it is in job.cleanup(), or in a scope of Trio's with a deadline or a shield"
 
 
 class NeverEnds(TimeoutError):
@@ -259,14 +259,14 @@ async def _tell(process: Process, worker: Worker) -> None:
 
 def _keeps_slot(process: Process, worker: Worker) -> bool:
     """Whether the handler waits where it is not suspended: outside of its durable calls, in a step, in a transaction, under a
-    deadline of its own, for children that it has cancelled, or in a remembered scope that has struck."""
+    deadline or a shield of its own, for children that it has cancelled, or in a remembered scope that has struck."""
     if process.waits_outside():
         return True
     return any(
         durable.running.transaction is not None
         or any(block.closing for block in durable.blocks)
         or any(was_cancelled(scope.inner) for scope in durable.scopes)
-        or durable.suspension.held_by_a_plain_deadline
+        or durable.suspension.held_by_a_plain_scope
         or any(call.kind == "step" for call in durable.standing.values())
         for durable in _attempts(worker)
     )
@@ -285,6 +285,6 @@ def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:
     else:
         parts = worker._parts
         waiting = [] if parts is None else [parts.services.calls.where_is(job) for job in parts.jobs.held]
-    if any(durable.suspension.held_by_a_plain_deadline for durable in _attempts(worker)):
+    if any(durable.suspension.held_by_a_plain_scope for durable in _attempts(worker)):
         waiting.append(_HELD)
     return "\n".join(["it waits at", *waiting]) if waiting else "no handler runs"

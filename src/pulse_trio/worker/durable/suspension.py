@@ -163,7 +163,7 @@ class Suspension:
             or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
             or self._one_is_cut
-            or self.held_by_a_plain_deadline
+            or self.held_by_a_plain_scope
             or not durable.all_stand()
         ):
             return
@@ -202,12 +202,12 @@ class Suspension:
         return any(is_cut(call.scopes or ()) for call in self._durable.standing.values())
 
     @property
-    def held_by_a_plain_deadline(self) -> bool:
-        """Whether a scope of the handler's own, which no later attempt remembers, limits a call that only waits. It may have
-        been given its deadline since the call waits."""
+    def held_by_a_plain_scope(self) -> bool:
+        """Whether a scope of the handler's own, which no later attempt remembers, limits a call that only waits, or shields it
+        from the suspension. It may have been given its deadline or its shield since the call waits."""
         ours = {scope.inner for scope in self._durable.scopes}
-        calls = self._durable.standing.values()
-        return any(scope.deadline < math.inf and scope not in ours for call in calls for scope in call.scopes or ())
+        around = {scope for call in self._durable.standing.values() for scope in call.scopes or ()}
+        return any(scope.deadline < math.inf or scope.shield for scope in around - ours)
 
     def _scopes_around(self) -> list[trio.CancelScope]:
         """The scopes of the handler that this task is in, without those of the job."""
