@@ -74,7 +74,7 @@ def assert_says(running: Running, what: str) -> None:
         (["enqueue", "greet", "--meta", f'{{"n": {LONG}}}'], r"has more digits than Python takes"),
         (["jobs", "send-event", "1", "e", LONG], r"has more digits than Python takes"),
         (["jobs", "complete", "1", "--force", "--result", LONG], r"has more digits than Python takes"),
-        (["jobs", "complete", "1", "--force", "--result", "[" * 50_000], r"nested too deeply"),
+        (["jobs", "complete", "1", "--force", "--result", "[" * 100_000], r"nested too deeply"),
         (["jobs", "complete", "1", "--force", "--result", "NaN"], r"JSON, which has no NaN"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

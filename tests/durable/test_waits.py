@@ -440,7 +440,8 @@ async def test_a_plain_shield_keeps_a_handler_from_being_suspended(
     @trees.handlers.job(durable=True, suspend_after=0)
     async def order(job: Job) -> str:
         with trio.CancelScope(shield=True):
-            return await job.wait_for_event("approved", type=str)
+            approval = await job.wait_for_event("approved", type=str)
+        return approval
 
     job_id = trees.enqueue("order")
     async with trio.open_nursery() as nursery:

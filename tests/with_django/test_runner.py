@@ -63,10 +63,11 @@ os.environ["DATABASE_URL"] = sys.argv[1]
 
 from tests import Runner
 
-for given in ({"keepdb": True}, {"keepdb": True}, {"keepdb": True, "parallel": 2}, {"parallel": 2}):
-    runner = Runner(verbosity=0, interactive=False, **given)
-    failed = runner.run_tests(["tests", "events"])
-    print(given, "failed:", failed, "processes:", runner.parallel)
+if __name__ == "__main__":  # multiprocessing imports it in each process, where it does not fork
+    for given in ({"keepdb": True}, {"keepdb": True}, {"keepdb": True, "parallel": 2}, {"parallel": 2}):
+        runner = Runner(verbosity=0, interactive=False, **given)
+        failed = runner.run_tests(["tests", "events"])
+        print(given, "failed:", failed, "processes:", runner.parallel)
 """
 
 
