@@ -213,6 +213,13 @@ def test_a_database_error_that_nobody_translated_is_translated() -> None:
     assert translated.exit_code == 2
 
 
+def test_a_statement_that_somebody_stopped_did_not_take_too_long() -> None:
+    stopped = our_error(psycopg.errors.QueryCanceled("canceling statement due to user request"))
+    assert "Somebody stopped that" in str(stopped)
+    late = our_error(psycopg.errors.QueryCanceled("canceling statement due to statement timeout"))
+    assert "took too long" in str(late)
+
+
 def test_an_unreachable_database_is_told_on_one_line_with_what_to_do() -> None:
     refused = (
         'connection to server at "::1", port 1 failed: Connection refused\n\tIs the server running on that host and '
