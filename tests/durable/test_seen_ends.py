@@ -278,3 +278,48 @@ async def test_an_end_is_seen_before_a_line_that_was_being_written(report: Repor
 
     assert await report.ends(trees.enqueue("nightly")) == ("completed", ["late"])
     assert report.noted == [1]
+
+
+async def test_an_end_that_only_a_lost_attempt_has_seen_counts_no_more_once_the_next_has_gone_on(trees: Trees) -> None:
+    """The next one had not heard of it yet, and acted on the other's end alone: the third saw both in that place, because the
+    line of the lost one said so (drawn race 105125)."""
+    read: dict[int, list[str]] = {}
+
+    @trees.handlers.job(max_attempts=1)
+    async def fails() -> None:
+        raise Discard("no")
+
+    @trees.handlers.job
+    async def works() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        async def lost(ended: list[str]) -> list[str]:
+            if job.attempt == 1:
+                await trees.lose(job.id)
+            return ended
+
+        async def noted() -> None:
+            if job.attempt == 2:
+                await trees.lose(job.id)
+
+        async with job.durable_nursery(collect=True) as nursery:
+            both = [nursery.start_soon(fails.options(child_key="a")), nursery.start_soon(works.options(child_key="b"))]
+            await nursery.flush()
+            if job.attempt < 3:
+                asks = both if job.attempt == 1 else both[1:]
+                while any(one.outcome is None for one in asks):  # noqa: ASYNC110 -- as a user writes it
+                    await trio.sleep(0.01)
+            else:
+                asks = both
+            read[job.attempt] = [one.key for one in asks if one.outcome is not None]
+            ended = await job.step(lost, read[job.attempt])
+            await job.step(noted)
+        return ended
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert trees.job(job_id)["result"] == ["b"]
+    assert read == {1: ["a", "b"], 2: ["b"], 3: ["b"]}

@@ -20,7 +20,7 @@ from .calls import Turn
 from .keys import is_entry
 from .left_out import LeftOut
 from .mismatches import mismatch, returned_before_its_cancellation, stuck
-from .seen import bound_in, seen_in
+from .seen import loose_in, seen_in
 from .stood import CANCELLATIONS, is_late, outer_first, stood
 from .unopened import Unopened
 
@@ -103,9 +103,9 @@ class Replay:
         return {} if self.resumed is None else seen_in(self.resumed.lines)
 
     @cached_property
-    def bound(self) -> AbstractSet[tuple[str, str]]:
-        """Those after which it has gone on: what it has done since may rest on them."""
-        return frozenset() if self.resumed is None else bound_in(self.resumed.lines, self.left_out.__contains__)
+    def loose(self) -> AbstractSet[tuple[str, str]]:
+        """Those after which it has not gone on: nothing rests on them."""
+        return frozenset() if self.resumed is None else loose_in(self.resumed.lines, self.left_out.__contains__)
 
     @property
     def over(self) -> bool:

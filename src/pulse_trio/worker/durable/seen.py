@@ -2,9 +2,10 @@
 
 What a handler does next may rest on what it has read: `child.outcome`, `child.state`. So before its next durable call the
 history gets the names of the children whose end it has read first since the call before, with the number of the line after
-which it did (`N:seen`, N the block's number). Those that are started again are named too (`N:again`): the ends that were seen
-before count no more. A later attempt sees an end when the replay has come to that place, neither earlier nor later: a loop that
-asks, and sleeps by `job.sleep`, takes as many turns. These are moments, so workers of 1.0.0rc1 pass over them.
+which it did (`N:seen`, N the block's number). Those that are started again are named too (`N:again`), and those that an attempt
+has seen which was lost in that call, and the next one has not: the ends that were seen before count no more. A later attempt
+sees an end when the replay has come to that place, neither earlier nor later: a loop that asks, and sleeps by `job.sleep`,
+takes as many turns. These are moments, so workers of 1.0.0rc1 pass over them.
 
 In a history that such workers have written there are none. There an end that is known is seen when the replay has stood still
 for a while: the handler does something plain, and may wait for this.
@@ -48,12 +49,12 @@ def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
     return {end: int(float(line.value or 0)) for end, line in _told_in(lines).items()}
 
 
-def bound_in(lines: Sequence[Line], left_out: Callable[[Line], bool]) -> frozenset[tuple[str, str]]:
-    """Those after which a line has come that later attempts read, or a wait has begun."""
+def loose_in(lines: Sequence[Line], left_out: Callable[[Line], bool]) -> frozenset[tuple[str, str]]:
+    """Those after which no line has come that later attempts read, and no wait has begun."""
     later = [line.line for line in lines if line.kind is not Kind.MOMENT and not left_out(line)]
     later += [line.line for line in lines if line.kind is Kind.MOMENT and highest_number((line.key,), ())]
     last = max(later, default=0)
-    return frozenset(end for end, line in _told_in(lines).items() if line.line < last)
+    return frozenset(end for end, line in _told_in(lines).items() if line.line >= last)
 
 
 def _told_in(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
@@ -80,6 +81,7 @@ class Seen:
         "_before",
         "_block",
         "_durable",
+        "_goes_on",
         "_key",
         "_new",
         "_read",
@@ -94,6 +96,8 @@ class Seen:
         self._key = f"{block.number}:seen"
         self._before: dict[str, Member] = {}
         """How the children that earlier attempts have started are, by key, where the handler may read it at once."""
+        self._goes_on = False
+        """The handler has made a durable call, or has ended the block, behind the last line of earlier attempts."""
         self._new: dict[int, list[str]] = {}
         """Those that are to be told the history, by the line after which they were seen."""
         self._told = set[str]()
@@ -142,7 +146,8 @@ class Seen:
     def binds(self, child: str) -> bool:
         """Whether the handler has gone on after it saw this child's end, in an earlier attempt: what it did may rest on that,
         so the child is not started again, and the block fails of it again."""
-        return (self._key, child) in self._durable.history.replay.bound
+        end, replay = (self._key, child), self._durable.history.replay
+        return end in replay.seen and end not in replay.loose
 
     def shows(self, child: str) -> bool:
         """Whether the handler may see that this child has ended. If this is live, it has seen it."""
@@ -208,6 +213,11 @@ class Seen:
             self._durable.stands_still({task for task, at in self._asked.items() if at > since}, since)
 
     def note(self) -> None:
+        replay = self._durable.history.replay
+        if replay.over and not self._goes_on:
+            # A lost attempt has seen these, and come no further. This one has not, and does: later ones shall not, either.
+            self._goes_on = True
+            self._count_no_more({child for key, child in replay.loose if key == self._key} - self._told)
         new, self._new = self._new, {}
         for place, children in new.items():
             for names in _in_lines(children):
@@ -215,13 +225,16 @@ class Seen:
 
     async def live_again(self, children: AbstractSet[str]) -> None:
         """These children are about to be started again: where their earlier ends were seen counts no more."""
-        seen = sorted(child for child in children if (self._key, child) in self._durable.history.replay.seen)
+        seen = {child for child in children if (self._key, child) in self._durable.history.replay.seen}
         self._told -= children
         if seen:
-            for names in _in_lines(seen):
-                self._durable.history.moment(f"{self._block.number}:again", 0.0, names, anew=True)
+            self._count_no_more(seen)
             with lease_gone():
                 await self._durable.history.written()
+
+    def _count_no_more(self, ends: Iterable[str]) -> None:
+        for names in _in_lines(sorted(ends)):
+            self._durable.history.moment(f"{self._block.number}:again", 0.0, names, anew=True)
 
     async def learn(self) -> None:
         """Reads the ends that the history says were seen, unless they are known."""
