@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from pulse_trio import SyncClient
 from pulse_trio.cli import timeline
 from pulse_trio.jobs import Progress
 from pulse_trio.lines import Kind
@@ -355,3 +356,26 @@ def test_a_moment_stranger_than_expected_still_draws(monkeypatch: pytest.MonkeyP
     job = record(finished_at=at(0))
     assert drawn(job, [], at(-5), monkeypatch)
     assert drawn(record(finished_at=at(1)), [tried(1, -3, -2, "failed"), tried(2, 5, 4, "failed")], at(0), monkeypatch)
+
+
+async def test_a_rehearsed_retry_refuses_jobs_whose_unique_key_is_taken(command: Command, dsn: str) -> None:
+    """The rehearsal counted them all; the retry then refused them."""
+    client = SyncClient(dsn)
+    taken, first, second = (client.enqueue("noop", unique_key=key).id for key in ("a", "b", "c"))
+    client.cancel_many([taken, first, second])
+    both = []
+    for key in ("b", "b"):
+        both.append(client.enqueue("noop", unique_key=key).id)
+        client.cancel(both[-1])
+    live = client.enqueue("noop", unique_key="a").id
+    dry = await command("jobs", "retry", str(taken), "--dry-run", code=2)
+    assert dry.stdout == "0 jobs would be retried\n"
+    assert f"Job {taken} cannot be retried: the live job {live} on that queue has the same unique key." in dry.stderr
+    chosen = ("jobs", "retry", "--state", "cancelled")
+    told = json.loads((await command(*chosen, "--dry-run", "--json", code=2)).stdout)
+    assert told["would_be_retried"] == [first, second]
+    assert told["refused"][str(both[1])] == (
+        f"Job {both[1]} cannot be retried: job {first} goes first, and has the same unique key."
+    )
+    done = json.loads((await command(*chosen, "--yes", "--json", code=2)).stdout)
+    assert (done["retried"], done["refused"].keys()) == ([first, second], told["refused"].keys())

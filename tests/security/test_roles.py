@@ -70,7 +70,7 @@ READING = {
     "metrics_queues", "metrics_schedules", "queue_settings", "recently_dead", "recent_figures",
     "tree", "lines_of", "history_of", "unreceived_of", "compensated", "unfinished_clean_ups", "owing_members",
     "tree_places", "stuck_trees", "why_waits",
-    "jobs", "limits_of_queue", "matching_jobs", "outcome",
+    "jobs", "keys_of_finished", "limits_of_queue", "matching_jobs", "outcome",
     "which_copy_and_sign", "left_leases",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",

@@ -40,6 +40,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_delivered": FENCE,
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
+    "keys_of_finished": {"ids": "{1,2,3}"},
     "void_claims": FENCE,
     "bury": {"id": 5, "attempt": 1, "session": 7, "outcome": "failed", "error": "it failed", "bare": False},
     "forgive_crash": FENCE | {"expired": "gone", "came_back": "back"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 import trio
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio.migrate import check_sync, migrate_sync, migration_sql
 from pulse_trio.sql import render
-from pulse_trio.store import operations
+from pulse_trio.store import health, operations
 from support.stores import Window, claim_one, end, open_store
 
 HOSTILE = [
@@ -98,3 +100,26 @@ def test_the_script_for_other_hands_makes_the_same_schema(empty_dsn: str) -> Non
         window.connection.execute(migration_sql("By Hand").encode())
         check_sync(empty_dsn, "By Hand")
         assert window.enqueue("q") == 1
+
+
+async def test_an_applications_tables_may_have_the_names_of_ours(empty_dsn: str) -> None:
+    """In the schema public, say. They have other columns, by which the worker's question for its rights failed as it started:
+    `job`, `queue`, `attempt`, `cancellation` and `schedule` did."""
+    migrate_sync(empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as application:
+        ours = application.execute(
+            "SELECT relname, relkind FROM pg_class WHERE relnamespace = 'pulse'::regnamespace AND relkind IN ('r', 'p', 'v')"
+        ).fetchall()
+        for name, _ in ours:
+            application.execute(SQL("CREATE TABLE public.{} (x int)").format(Identifier(name)))
+    assert ("job", "r") in ours
+    with Window(empty_dsn) as window:
+        async with open_store(empty_dsn) as store:
+            await store.check_schema()
+            first = window.enqueue("one")
+            claimed = await claim_one(store, "one")
+            assert claimed.id == first
+            await store.settle([end(claimed, "completed")])
+        known = window.do(health.server())
+        assert known.missing == []
+        assert window.do(health.health(known)).put_back == []

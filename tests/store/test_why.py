@@ -100,6 +100,19 @@ async def test_workers_of_other_queues_do_not_serve_it_and_stale_ones_do_not_cou
         assert [r.text for r in reasons(alone, job_id)] == ["No worker is live."]
 
 
+async def test_a_quarantine_process_serves_no_queue(alone: Window) -> None:
+    """It runs the one job that it was given: beside workers that all drain, a job was said to wait for a slot."""
+    job_id = alone.enqueue("mail")
+    async with open_store(alone.dsn), open_store(alone.dsn, concurrency=1, session=4711):
+        assert codes(alone, job_id) == ["next"]
+        alone.run("UPDATE session SET draining = true WHERE id <> 4711")
+        assert codes(alone, job_id) == ["workers_draining"]
+        alone.run("UPDATE session SET ended_at = now() WHERE id <> 4711")
+        assert [r.text for r in reasons(alone, job_id)] == ["No worker is live."]
+        (process,) = alone.run("SELECT concurrency FROM workers WHERE id = 4711")
+        assert process["concurrency"] == 0
+
+
 async def test_a_full_queue_names_the_jobs_that_hold_its_places(store: WorkerStore, window: Window, queue: str) -> None:
     await store.declare_limits([QueueLimits(queue, limit=2)])
     *running, waiting = window.enqueue_many(3, queue)

@@ -64,8 +64,7 @@ def rehearse_deletion(client: SyncClient, ids: Sequence[int], state: State | Non
 def rehearse_retry(
     client: SyncClient, ids: Sequence[int], state: State | None, owing: Container[int], *, afresh: bool = False
 ) -> history.Retried:
-    """What a retry of these jobs would do now. `state` as above; `owing`: those that owe their clean-up. That a live job has
-    the unique key of one is found by the retry alone."""
+    """What a retry of these jobs would do now. `state` as above; `owing`: those that owe their clean-up."""
     places, states = places_in(client, ids), _states_of(client, ids, state)
     refused: dict[int, str] = {}
     for job_id in ids:
@@ -75,6 +74,7 @@ def rehearse_retry(
             refused[job_id] = why
         elif Event.RETRY not in TRANSITIONS[found]:
             refused[job_id] = operations.unmoved(job_id, found, None)
+    refused |= client.run(operations.refused_for_keys([one for one in ids if one not in refused], states))
     moved = [job_id for job_id in ids if job_id not in refused]
     failed = (
         job_id

@@ -8,7 +8,8 @@ WITH target AS MATERIALIZED (
 ), serving AS MATERIALIZED (
   SELECT s.draining, greatest(s.concurrency - s.running, 0) AS free, s.queues IS NULL OR t.queue = ANY (s.queues) AS serves
   FROM target t CROSS JOIN :"schema".session s
-  WHERE s.ended_at IS NULL AND s.seen_at + coalesce(s.stale_after, s.lease) >= statement_timestamp()
+  -- Without slots is an earlier session of a worker, and a quarantine process: neither claims.
+  WHERE s.concurrency > 0 AND s.ended_at IS NULL AND s.seen_at + coalesce(s.stale_after, s.lease) >= statement_timestamp()
 )
 SELECT t.state = :state.running AS running, t.queue, t.kind, t.key, t.attempt, :"schema".moment(t.run_at) AS run_at,
        extract(epoch FROM :"schema".moment(t.run_at) - statement_timestamp())::float8 AS due_in,

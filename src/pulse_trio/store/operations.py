@@ -84,7 +84,7 @@ class WorkerRecord:
     @property
     def is_live(self) -> bool:
         """Whether it is a worker that runs. One whose connection was lost has an earlier session, too, until the jobs of that
-        one have ended: it has no slots, and is no other worker."""
+        one have ended: it has no slots, and is no other worker. Nor has a quarantine process, which claims nothing."""
         return self.state in ("running", "draining") and self.concurrency > 0
 
 
@@ -173,6 +173,18 @@ def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
     """Where those of these jobs stand that belong to trees."""
     rows = yield Query("tree_places", {"ids": numbers(job_ids)})
     return {row[0]: Place(*row) for row in rows}
+
+
+def refused_for_keys(job_ids: Sequence[int], states: Mapping[int, State]) -> Operation[dict[int, str]]:
+    """Why those of these jobs would not be retried whose unique key a live job has, or one of them that goes first."""
+    first, refused = dict[tuple[str, str], int](), dict[int, str]()
+    for job_id, queue, key, taken_by in (yield Query("keys_of_finished", {"ids": numbers(job_ids)})):
+        other = first.setdefault((queue, key), job_id)
+        if taken_by is not None:
+            refused[job_id] = unmoved(job_id, states[job_id], taken_by)
+        elif other != job_id:
+            refused[job_id] = f"Job {job_id} cannot be retried: job {other} goes first, and has the same unique key."
+    return refused
 
 
 def below(job_ids: Iterable[int], retried: Collection[int]) -> Operation[set[int]]:

@@ -105,7 +105,8 @@ class WorkerStore:
             "version": _version(),
             "queues": list(queues) if queues is not None else None,
             "declared": list(declared)[:_DECLARED],
-            "concurrency": concurrency,
+            # A quarantine process, whose session another worker has chosen, runs what it is given, and has no slots.
+            "concurrency": concurrency if session is None else 0,
             "lease": held.default,
             "longest": held.most,
             "stale": interval(stale) if stale else None,
