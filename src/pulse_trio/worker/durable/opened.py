@@ -123,12 +123,20 @@ class Opened:
                 await self.block.seen.peek()
         else:
             await self.block.flush()
-            failed = (await self.block.look()).failed
-            if failed and not self.block.collect:
+            look = await self.block.look()
+            failed = look.failed
+            in_shield = self._job_is_cancelled and not is_cancelled_around(self._scope.inner)
+            self.block.ear.in_shield = in_shield and self._in_body
+            if failed and not self.block.collect or in_shield and not look.live:
                 await self.block.learn_of_the_living()
             await self.block.catch_up(failed=failed and self.block.collect)
             if self.block.failures:
                 self.child_failed()
+
+    @property
+    def _job_is_cancelled(self) -> bool:
+        nursery = self._durable.running.scope_nursery
+        return nursery is not None and nursery.cancel_scope.cancel_called
 
     async def end(self, error: BaseException | None) -> None:
         """The end of the block, after the body. Raises its failures."""
@@ -191,8 +199,9 @@ class Opened:
                         await block.news(call)
                         await block.catch_up()
                     elif not block.failures:
-                        # Cancelled because of this job, which is told in a moment.
+                        # Cancelled because of this job, which is told in a moment; but not in a shield.
                         await block.news()
+                        block.ear.in_shield = self._job_is_cancelled
         with self._durable.awaiting(call):
             if error is not None:
                 await self._close("parent")

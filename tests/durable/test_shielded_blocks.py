@@ -1,0 +1,100 @@
+"""A durable block in a shield of its handler's, whose job is cancelled: nothing tells the block, but its children end."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import ChildFailed, Job, SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.trees import Trees
+
+
+def plain(_: Job) -> AbstractContextManager[object]:
+    return trio.CancelScope(shield=True)
+
+
+def in_clean_up(job: Job) -> AbstractContextManager[object]:
+    return job.cleanup()
+
+
+@pytest.mark.parametrize("shield", [plain, in_clean_up])
+async def test_a_block_that_collects_goes_on_with_the_ends_of_its_children(
+    shield: Callable[[Job], AbstractContextManager[object]], trees: Trees
+) -> None:
+    """It waited for ever: its children had been cancelled with the job, so they counted as not ended."""
+    runs, bank = trio.Event(), list[str]()
+
+    async def ship() -> None:
+        raise ValueError("no stock")
+
+    async def refund() -> None:
+        bank.append("refunded")
+
+    @trees.handlers.job
+    async def undo() -> None:
+        runs.set()
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(ship)
+        except BaseException:
+            with shield(job):
+                async with job.durable_nursery(collect=True) as nursery:
+                    child = nursery.start_soon(undo)
+                bank.append(child.state.value)
+                await job.step(refund)
+            raise
+
+    await cancelled_once(trees, "order", runs)
+    assert bank == ["cancelled", "refunded"]
+
+
+@pytest.mark.parametrize("polls", [False, True])
+async def test_a_block_fails_of_its_children(polls: bool, trees: Trees) -> None:
+    runs, bank = trio.Event(), list[Any]()
+
+    async def refund() -> None:
+        bank.append("refunded")
+
+    @trees.handlers.job
+    async def pack() -> None:
+        runs.set()
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                async with job.durable_nursery() as nursery:
+                    child = nursery.start_soon(pack)
+                    while polls and child.outcome is None:
+                        await trio.sleep(0.01)
+        except BaseException as error:
+            bank.append([type(one) for one in error.exceptions] if isinstance(error, BaseExceptionGroup) else error)
+            with job.cleanup():
+                await job.step(refund)
+            raise
+
+    await cancelled_once(trees, "order", runs)
+    assert bank == [[ChildFailed], "refunded"]
+
+
+async def cancelled_once(trees: Trees, kind: str, runs: trio.Event) -> None:
+    """Runs a job of this kind, which is cancelled when the event is set, in one attempt."""
+    job_id = trees.enqueue(kind)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await runs.wait()
+            await trio.to_thread.run_sync(SyncClient(trees.dsn).cancel, job_id)
+    job = trees.job(job_id)
+    assert (job["state"], job["attempt"]) == ("cancelled", 1)
