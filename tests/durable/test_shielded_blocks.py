@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from pulse_trio import ChildFailed, Job, SyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from support.trees import Trees
 
@@ -76,7 +76,7 @@ async def test_a_block_fails_of_its_children(polls: bool, trees: Trees) -> None:
             with trio.CancelScope(shield=True):
                 async with job.durable_nursery() as nursery:
                     child = nursery.start_soon(pack)
-                    while polls and child.outcome is None:
+                    while polls and child.outcome is None:  # noqa: ASYNC110 -- as a user writes it
                         await trio.sleep(0.01)
         except BaseException as error:
             bank.append([type(one) for one in error.exceptions] if isinstance(error, BaseExceptionGroup) else error)

@@ -49,8 +49,8 @@ class Ear:
         self.call: Call | None = None
         """The call that waits for them."""
         self.in_shield = False
-        """The job is cancelled, and the block stands in a shield of the handler's, which nothing of that reaches. So children that
-        were cancelled with the job count as failures."""
+        """The job is cancelled, and the block stands in a shield of the handler's, which nothing of that reaches. So children
+        that were cancelled with the job count as failures."""
         self._read_upto = 0
         """The id at which the last look at the rest has stopped."""
         self._rest_due = 0.0

@@ -127,7 +127,7 @@ class Opened:
             failed = look.failed
             in_shield = self._job_is_cancelled and not is_cancelled_around(self._scope.inner)
             self.block.ear.in_shield = in_shield and self._in_body
-            if failed and not self.block.collect or in_shield and not look.live:
+            if (failed and not self.block.collect) or (in_shield and not look.live):
                 await self.block.learn_of_the_living()
             await self.block.catch_up(failed=failed and self.block.collect)
             if self.block.failures:
