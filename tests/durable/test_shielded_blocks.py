@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, Job, SyncClient
+from pulse_trio import ChildFailed, HandlerStuck, Job, SyncClient
+from pulse_trio.observe import HandlerOverran
+from pulse_trio.store import family
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,3 +100,46 @@ async def cancelled_once(trees: Trees, kind: str, runs: trio.Event) -> None:
             await trio.to_thread.run_sync(SyncClient(trees.dsn).cancel, job_id)
     job = trees.job(job_id)
     assert (job["state"], job["attempt"]) == ("cancelled", 1)
+
+
+async def test_a_job_whose_handler_did_not_end_when_it_was_cancelled_owes_its_clean_up(trees: Trees) -> None:
+    """Its worker is replaced, and nothing is undone. Nothing said so, and a retry went on as if nobody had cancelled it."""
+    stands, over, bank = trio.Event(), trio.Event(), list[str]()
+
+    async def pay(what: str) -> None:
+        bank.append(what)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(pay, "charged")
+        try:
+            stands.set()
+            with trio.CancelScope(shield=True):
+                await over.wait()
+            await job.sleep(0)
+        except BaseException:
+            if job.attempt > 1:  # the process of the first one is gone by now
+                with job.cleanup():
+                    await job.step(pay, "refunded")
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def run() -> None:
+                with pytest.raises(HandlerStuck):
+                    await trees.worker(cleanup=0.1, grace=1000.0).run()
+
+            await stands.wait()
+            await trio.to_thread.run_sync(SyncClient(trees.dsn).cancel, job_id)
+            await trees.events.first(HandlerOverran)
+            over.set()  # stands for the end of its process
+    assert (trees.job(job_id)["state"], bank) == ("cancelled", ["charged"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+    SyncClient(trees.dsn).retry(job_id)
+    await trees.burst()
+    assert (trees.job(job_id)["state"], bank) == ("cancelled", ["charged", "refunded"])
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
