@@ -17,7 +17,6 @@ from pulse_trio.store import health
 from pulse_trio.store.family import StuckJobs, StuckTree, StuckTrees
 from pulse_trio.store.health import (
     MOST_LEFT,
-    Failing,
     Health,
     Holder,
     Left,
@@ -29,7 +28,7 @@ from pulse_trio.store.health import (
 )
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import PausedKind, QueueRecord
-from pulse_trio.store.watching import Depths
+from pulse_trio.store.watching import Depths, Failing
 from pulse_trio.web.reading import overview
 from support.stores import Window, claim, end, open_store
 
@@ -345,6 +344,13 @@ def test_a_finding_names_its_alert_at_the_alerts_threshold_and_not_below(
     assert found.alert == alert
     assert found.runbook == f"{RUNBOOK}#{alert.lower()}"
     assert [finding.alert for finding in of_health(**quiet) if finding.alert is not None] == []
+
+
+def test_jobs_that_fail_are_found_by_the_remedy_whether_they_are_tried_again_or_dead() -> None:
+    (found,) = of_health(failing=[Failing("q", "my kind", 11, 11, 60.0)])
+    assert found.do is not None
+    assert "pulse-trio jobs list --kind 'my kind' --state retryable" in found.do
+    assert "--state dead" in found.do
 
 
 def test_few_updates_and_old_servers_are_not_complained_about() -> None:

@@ -8,21 +8,34 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio.testing
 
+from pulse_trio import TookTooLong
+from pulse_trio.cli.top import reading
+from pulse_trio.cli.top.drawing import draw
+from pulse_trio.cli.top.live import console
 from pulse_trio.cli.top.model import Act, Model
-from pulse_trio.cli.top.reading import Frame, rates
+from pulse_trio.cli.top.reading import Frame, Lately, look, rates, troubles
 from pulse_trio.cli.top.screen import ENTER, LEAVE
+from pulse_trio.doctor import diagnose
+from pulse_trio.postgres import connect_or_unavailable
 from pulse_trio.records import JobRecord, State
 from pulse_trio.store.glance import MOST, Counters, Glance, QueueGlance, glance, most_of
+from pulse_trio.store.health import Health, Server, Storage
+from pulse_trio.store.operations import Query, WorkerRecord
+from pulse_trio.store.queues import QueueRecord
+from pulse_trio.store.watching import Failing, Recent
 from pulse_trio.text import utc_now
 from support.stores import Window, claim, open_store
 from support.terminals import PROGRAM, Terminal, on_terminal
 
 if TYPE_CHECKING:
+    from pulse_trio.store.operations import Operation
     from pulse_trio.testing.faults.processes import Processes
     from pulse_trio.testing.faults.proxy import Proxy
     from support.forking import Forker
@@ -285,6 +298,115 @@ def test_rates_are_unknown_at_first_and_after_the_counters_fell() -> None:
     assert (found.enqueued, found.finished, found.missed) == (2.0, 0.5, 0.0)
 
 
+WELL = Recent([], 0)
+QUIET = Counters(0.0, 0, 0, 0)
+WORKER = WorkerRecord(7, "web-1", 4711, "running", utc_now(), utc_now(), ["*"], 100, 3, "0.1")
+QUEUE = QueueGlance("mail", False, 5, 0, 0, 1.0, False)
+STOPPING = replace(WORKER, state="draining")
+
+
+@pytest.mark.parametrize(
+    ("workers", "queue", "lately", "told", "alert"),
+    [
+        ([WORKER], QUEUE, WELL, None, None),
+        (
+            [replace(WORKER, running=96)],
+            replace(QUEUE, oldest=61.0),
+            WELL,
+            "96 of 100 slots are taken",
+            "PulseSlotsFull",
+        ),
+        ([replace(WORKER, running=95)], replace(QUEUE, oldest=61.0), WELL, None, None),
+        ([replace(WORKER, running=96)], replace(QUEUE, oldest=60.0), WELL, None, None),
+        ([STOPPING], QUEUE, WELL, "every worker is stopping", None),
+        ([STOPPING, WORKER], QUEUE, WELL, None, None),
+        ([STOPPING], replace(QUEUE, available=0, oldest=0.0), WELL, None, None),
+        ([replace(WORKER, queues=["x"])], replace(QUEUE, oldest=11.0), WELL, "no running worker serves mail", None),
+        ([replace(WORKER, queues=["x"])], replace(QUEUE, oldest=10.0), WELL, None, None),
+        (
+            [WORKER],
+            QUEUE,
+            Recent([Failing("q", "bad", 11, 11, 60.0)], 0),
+            "11 of the last 11 attempts",
+            "PulseJobsFail",
+        ),
+        ([WORKER], QUEUE, Recent([Failing("q", "bad", 10, 10, 60.0)], 5), None, None),
+        ([WORKER], QUEUE, Recent([], 6), "6 attempts were left behind", "PulseJobsRescued"),
+    ],
+)
+def test_what_the_doctor_warns_of_is_told_in_its_words_at_its_threshold(
+    workers: list[WorkerRecord], queue: QueueGlance, lately: Recent, told: str | None, alert: str | None
+) -> None:
+    """It said that nothing was wrong."""
+    found = list(troubles(Glance(QUIET, workers, [queue], False, [], 0, {}), lately))
+    server = Server(180004, "18.4", 0.0, False, True, "on", True, True, "app", True, [], True)
+    record = QueueRecord("mail", False, queue.available, 0, 0, queue.oldest, None, None, None, None)
+    storage = Storage(10_000, 9_990, [], True, 0, False, 60.0)
+    read = Health(server, storage, workers=workers, queues=[record], failing=lately.failing, rescued=lately.rescued)
+    warned = [finding for finding in diagnose(read) if finding.level != "ok"]
+    assert found == [finding.what for finding in warned]
+    assert [finding.alert for finding in warned] == ([] if told is None else [alert])
+    assert told is None or found[0].startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("lately", "said"),
+    [
+        (
+            WELL,
+            "nothing is wrong with workers, queues, schedules and the last attempts; pulse-trio doctor looks at more",
+        ),
+        (None, "nothing is wrong with workers, queues, schedules; pulse-trio doctor looks at more"),
+    ],
+    ids=["all read", "attempts not read"],
+)
+def test_where_nothing_is_wrong_it_says_what_it_looked_at(lately: Recent | None, said: str) -> None:
+    model = model_of(5)
+    assert model.frame is not None
+    model.frame = replace(model.frame, lately=Lately(0.0, lately))
+    assert said in "\n".join(draw(model, console(), (120, 40)))
+
+
+async def test_the_last_attempts_are_read_again_after_a_while_and_later_where_that_took_too_long(
+    dsn: str, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def recent(_: float) -> Operation[Recent]:
+        asked.append(trio.current_time())
+        if len(asked) == 2:
+            raise TookTooLong("too long")
+        yield Query("paused_kinds", {})
+        return WELL
+
+    monkeypatch.setattr(reading.watching, "recent", recent)
+    with Window(dsn):
+        pass
+    async with await connect_or_unavailable(dsn, own=True, autocommit=True) as connection:
+        before: Frame | None = None
+        seen: list[tuple[float, Recent | None]] = []
+        for _ in range(16):
+            before = await look(connection, "pulse", Model().chosen, 5, now=utc_now(), before=before)
+            seen.append((trio.current_time(), before.lately.found))
+            mock_clock.jump(5.0)
+    began = asked[0]
+    assert [round(at - began) for at in asked] == [0, 10, 70]
+    assert [found for at, found in seen if 10 <= round(at - began) < 70] == [None] * 12
+
+
+async def test_kinds_that_fail_are_told_by_one_look(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT upkeep('7 days')")
+        job_id = window.enqueue("q", kind="bad")
+        window.run(
+            "INSERT INTO attempt SELECT %s::bigint, n, 7, now(), now(), 'failed', 'e' FROM generate_series(1, 11) n",
+            job_id,
+        )
+    found = json.loads((await command("top", "--json")).stdout)
+    assert (found["recent"]["failing"][0]["kind"], found["recent"]["failing"][0]["failed"]) == ("bad", 11)
+    assert any(text.startswith("11 of the last 11 attempts of bad in q failed") for text in found["troubles"])
+
+
 def model_of(*ids: int, state: State = State.DEAD) -> Model:
     jobs = [
         JobRecord(id=n, queue="mail", kind="greet", state=state, priority=0, attempt=1, max_attempts=1, run_at=utc_now(),
@@ -294,7 +416,7 @@ def model_of(*ids: int, state: State = State.DEAD) -> Model:
     ]  # fmt: skip
     seen = Glance(Counters(0.0, 0, 0, 0), [], [QueueGlance("mail", False, 1, 0, 0, 1.0, False)], False, [], 0, {})
     model = Model()
-    model.frame = Frame(utc_now(), model.chosen, seen, jobs, None, [])
+    model.frame = Frame(utc_now(), model.chosen, seen, jobs, None, Lately(0.0, WELL), [])
     model.settle()
     return model
 

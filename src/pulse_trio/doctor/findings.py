@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from ..text import count_of
+
 RUNBOOK: Final = "https://github.com/pulse-trio/pulse-trio/tree/main/docs/how-to/runbook.md"
 """The page with an entry for each alert, below the project's Documentation address (pyproject.toml)."""
 
@@ -20,6 +22,8 @@ FULL: Final = 0.95
 """The share of all slots that may be taken while jobs wait..."""
 WAITED: Final = 60.0
 """... for longer than so many seconds."""
+UNSERVED: Final = 10.0
+"""Seconds for which a job may be due in a queue that no running worker serves: in a deploy there may be none for a moment."""
 LATE: Final = 120.0
 """Seconds that a schedule may be late."""
 
@@ -59,3 +63,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runbook", None if self.alert is None else f"{RUNBOOK}#{self.alert.lower()}")
+
+
+def at_least(jobs: int, more: bool) -> str:
+    """A number of jobs, which may have been counted up to a bound."""
+    return f"at least {count_of(jobs, 'job')}" if more else count_of(jobs, "job")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ..store import health as looking
 from ..store import watching
 from ..text import count_of, duration
-from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
+from .claiming import is_served, judge_attempts, judge_slots, judge_stopping, judge_unserved, no_one_serves
+from .findings import BACKLOG, LATE, Finding, at_least
 from .moments import judge_moments
 from .tables import holders, storage_of
 from .trees import judge_trees
@@ -25,8 +26,6 @@ _UNFIT = "UnfitArguments: "
 """What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
 """Seconds after which the doctor reports a running attempt."""
-UNSERVED = 10.0
-"""Seconds for which a job may be due in a queue that no running worker serves: in a deploy there may be none for a moment."""
 NAMED = 5
 """How many stale workers are named."""
 
@@ -54,8 +53,10 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from _workers(found)
     yield from _queues(found)
     yield from _kinds(found)
-    yield from _slots(found)
-    yield from _attempts(found)
+    yield from judge_slots(
+        found.workers, max((queue.oldest_available_age or 0.0 for queue in found.queues), default=0.0)
+    )
+    yield from judge_attempts(found.failing, found.rescued)
     yield from _schedules(found)
     yield from judge_trees(found.stuck)
     for job in found.quarantined:
@@ -120,26 +121,20 @@ def _workers(found: Health) -> Iterator[Finding]:
     live = [worker for worker in found.workers if worker.is_live]
     waiting = sum(queue.available for queue in found.queues)
     more = any(queue.at_least for queue in found.queues)
-    running = sum(worker.running for worker in live)
-    if live and waiting and all(worker.state == "draining" for worker in live):
-        yield Finding(
-            "warning",
-            "workers",
-            f"every worker is stopping ({count_of(len(live), 'worker')}; {count_of(running, 'job')} ran at their last sign of "
-            f"life), so none claims, and {_at_least(waiting, more)} wait",
-            "Start one: pulse-trio run app:handlers",
-        )
+    stopping = list(judge_stopping(found.workers, waiting, more=more))
+    if stopping:
+        yield from stopping
     elif live:
         yield Finding(
             "ok",
             "workers",
-            f"{count_of(len(live), 'worker')}; {count_of(running, 'job')} ran at their last sign of life",
+            f"{count_of(len(live), 'worker')}; {count_of(sum(w.running for w in live), 'job')} ran at their last sign of life",
         )
     elif waiting:
         yield Finding(
             "error",
             "workers",
-            f"no worker runs, and {_at_least(waiting, more)} wait",
+            f"no worker runs, and {at_least(waiting, more)} wait",
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
@@ -180,7 +175,7 @@ def _stale(workers: list[WorkerRecord], left: Left | None) -> Iterator[Finding]:
 
 
 def _left_jobs(left: Left) -> str:
-    return _at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
+    return at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
 
 
 def _held(left: Left | None, whom: str) -> str:
@@ -195,10 +190,9 @@ def _held(left: Left | None, whom: str) -> str:
 
 def _queues(found: Health) -> Iterator[Finding]:
     late: list[str] = []
-    runs = any(worker.state == "running" for worker in found.workers)
     for queue in found.queues:
         age = queue.oldest_available_age or 0.0
-        wait = _at_least(queue.available, queue.at_least)
+        wait = at_least(queue.available, queue.at_least)
         if queue.paused:
             yield Finding(
                 "warning",
@@ -216,18 +210,13 @@ def _queues(found: Health) -> Iterator[Finding]:
                 _more(queue.name, found),
                 alert="PulseQueueBacklog",
             )
-        elif age > UNSERVED and runs and not _is_served(queue.name, found):
-            yield Finding(
-                "warning",
-                "unserved queue",
-                f"no running worker serves {queue.name}; {wait} wait, the oldest for {duration(age)}",
-                _more(queue.name, found),
-            )
+        else:
+            yield from judge_unserved(found.workers, queue.name, queue.available, age, more=queue.at_least)
         if queue.dead:
             yield Finding(
                 "warning",
                 "dead jobs",
-                f"{_at_least(queue.dead, queue.dead_at_least)} of {queue.name} died within the last 24 h",
+                f"{at_least(queue.dead, queue.dead_at_least)} of {queue.name} died within the last 24 h",
                 f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is fixed.",
             )
         if (queue.oldest_running_age or 0) > RUNS_LONG:
@@ -259,42 +248,6 @@ def _kinds(found: Health) -> Iterator[Finding]:
         )
 
 
-def _slots(found: Health) -> Iterator[Finding]:
-    live = [worker for worker in found.workers if worker.is_live]
-    slots, running = sum(w.concurrency for w in live), sum(w.running for w in live)
-    oldest = max((queue.oldest_available_age or 0.0 for queue in found.queues), default=0.0)
-    if slots and running / slots > FULL and oldest > WAITED:
-        yield Finding(
-            "warning",
-            "slots",
-            f"{running:,} of {slots:,} slots are taken, and the oldest job has waited for {duration(oldest)}",
-            "Raise --concurrency where handlers wait for others, start more workers where they compute.",
-            alert="PulseSlotsFull",
-        )
-
-
-def _attempts(found: Health) -> Iterator[Finding]:
-    for kind in found.failing:
-        if kind.ended > ENOUGH_ATTEMPTS and kind.failed / kind.ended > FAILING:
-            yield Finding(
-                "warning",
-                "failing jobs",
-                f"{kind.failed:,} of the last {kind.ended:,} attempts of {kind.kind} in {kind.queue} failed, within "
-                f"{duration(kind.seconds)}",
-                f"pulse-trio jobs list --state retryable --kind {kind.kind}; pulse-trio queues pause --kind {kind.kind} keeps "
-                f"them from using up their attempts.",
-                alert="PulseJobsFail",
-            )
-    if found.rescued > RESCUED:
-        yield Finding(
-            "warning",
-            "rescued jobs",
-            f"{found.rescued:,} attempts were left behind within 15 minutes by workers that died",
-            "Was their memory used up, or were they killed before their --grace had passed? See the system's log.",
-            alert="PulseJobsRescued",
-        )
-
-
 def _schedules(found: Health) -> Iterator[Finding]:
     for name, late in found.late.items():
         if late > LATE:
@@ -307,17 +260,7 @@ def _schedules(found: Health) -> Iterator[Finding]:
             )
 
 
-def _at_least(jobs: int, more: bool) -> str:
-    return f"at least {count_of(jobs, 'job')}" if more else count_of(jobs, "job")
-
-
 def _more(queue: str, found: Health) -> str:
-    if not _is_served(queue, found):
-        return f"No running worker serves that queue: start one with --queues {queue}"
+    if not is_served(queue, found.workers):
+        return no_one_serves(queue)
     return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."
-
-
-def _is_served(queue: str, found: Health) -> bool:
-    return any(
-        queue in worker.queues or worker.queues == ["*"] for worker in found.workers if worker.state == "running"
-    )

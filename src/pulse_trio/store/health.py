@@ -11,7 +11,7 @@ from .family import StuckTrees, stuck
 from .needed import missing_rights
 from .operations import Query, workers
 from .queues import PausedKind, paused_kinds
-from .watching import MOST, listed
+from .watching import MOST, Failing, listed, recent
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -113,17 +113,6 @@ class Quarantined:
     deaths: int
     host: str | None
     pid: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """The latest attempts of a kind: how many `ended` within the last `seconds`, and how many of them `failed`."""
-
-    queue: str
-    kind: str
-    failed: int
-    ended: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +222,7 @@ def health(known: Server) -> Operation[Health]:
         owing = Owing(*(yield Query("doctor_owing", {"most": MOST_FAILED}, PATIENCE))[0])
     hidden = yield from row_security()
     still = (yield from stuck()) if may_look else StuckTrees()
-    *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, PATIENCE)
-    failing = [Failing(*row) for row in kinds]
+    lately = yield from recent(PATIENCE)
     rows = yield Query("metrics_schedules", {"most": SCHEDULES}, PATIENCE)
     late = {name: max(0.0, seconds) for name, seconds in rows}
     left: Left | None = None
@@ -252,8 +240,8 @@ def health(known: Server) -> Operation[Health]:
         behind,
         hidden,
         still,
-        failing,
-        rescued,
+        lately.failing,
+        lately.rescued,
         late,
         left,
         owing,

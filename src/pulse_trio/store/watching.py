@@ -245,10 +245,24 @@ class Failing:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """How attempts ended lately: the kinds of the last ten minutes, those with the most failures first, and how many attempts
+    (at least) were rescued from workers that died, within a quarter of an hour."""
+
+    failing: list[Failing]
+    rescued: int
+
+
+def recent(timeout: float | None = None) -> Operation[Recent]:
+    """How attempts ended lately. Raises `TookTooLong` after `timeout` seconds."""
+    *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, timeout)
+    return Recent([Failing(*row) for row in kinds], rescued)
+
+
 def failing() -> Operation[list[Failing]]:
     """The kinds with failed attempts within the last ten minutes, the most first."""
-    rows = yield Query("doctor_recent", {})
-    return [Failing(*row) for row in rows if row[0] is not None and row[2]]
+    return [kind for kind in (yield from recent()).failing if kind.failed]
 
 
 def batches(*, limit: int, before: int | None = None) -> Operation[list[BatchStatus]]:

@@ -106,7 +106,8 @@ async def _one_look(dsn: str, schema: str, model: Model) -> Frame:
 def _print(model: Model, frame: Frame, as_json: bool) -> None:
     if as_json:
         seen = cast("dict[str, object]", plain(frame.glance))
-        print_json({"at": frame.at, **seen, "rates": frame.rates, "jobs": frame.jobs, "troubles": frame.troubles})
+        more = {"rates": frame.rates, "jobs": frame.jobs, "recent": frame.lately.found, "troubles": frame.troubles}
+        print_json({"at": frame.at, **seen, **more})
         return
     model.settle()
     model.pane = "none"

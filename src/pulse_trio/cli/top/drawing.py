@@ -105,7 +105,8 @@ def _trouble(frame: Frame) -> Text:
     from rich.text import Text
 
     if not frame.troubles:
-        return Text("nothing is wrong", "green")
+        read = "schedules and the last attempts" if frame.lately.found is not None else "schedules"
+        return Text(f"nothing is wrong with workers, queues, {read}; pulse-trio doctor looks at more", "green")
     return Text(shown("; ".join(frame.troubles)).replace("\n", " "), "bold red")
 
 

@@ -74,7 +74,7 @@ class Live:
         return self._code
 
     async def _look(self) -> Frame:
-        before = self._model.frame.glance if self._model.frame is not None else None
+        before = self._model.frame
         limit = min(self._screen.size[1], MOST_JOBS)
         with trio.fail_after(ANSWERS):
             async with self._pool.connection() as connection:
