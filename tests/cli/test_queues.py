@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 
 from pulse_trio import SyncClient
-from support.stores import Window
+from support.stores import Window, claim, open_store
 from support.workers import rows
 
 if TYPE_CHECKING:
@@ -150,13 +151,32 @@ async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
     running = client.enqueue("wait", queue="slow").id
     await worker.line("waiting")
     gave_up = await command("queues", "drain", "slow", "--timeout", "0.6", code=1)
-    assert "1 job of queue slow still ran; it stays paused" in gave_up.stderr
+    assert f"after 0.6 s 1 job of queue slow still ran: {running} (wait); it stays paused" in gave_up.stderr
+    assert "database error" not in gave_up.stderr
     drain = await processes.command("queues", "drain", "slow", env={"PULSE_TRIO_DSN": dsn})
-    await drain.line("queue slow: 1 job running")
+    await drain.line(rf"queue slow: 1 job running: {running} \(wait\)")
     assert client.cancel(running).state == "running"
     assert await drain.ended() == 0
     assert "none of its jobs is running" in drain.stderr
     assert rows(dsn, "SELECT paused, running FROM pulse.queues WHERE name = 'slow'") == [(True, 0)]
+
+
+@pytest.mark.parametrize("what", [("slow",), ("--kind", "greet")], ids=["queue", "kind"])
+async def test_a_drain_names_the_newest_of_many_running_jobs(what: tuple[str, ...], command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        ids = [window.enqueue("slow", kind="greet") for _ in range(7)]
+        window.enqueue("other", kind="pay")
+        async with open_store(dsn) as store:
+            await claim(store, "slow", 7)
+            gave_up = await command("queues", "drain", *what, "--timeout", "0.1", code=1)
+    names = ", ".join(f"{job_id} (greet)" for job_id in ids[:1:-1])
+    name = "queue slow" if len(what) == 1 else "kind greet"
+    assert f"7 jobs of {name} still ran: {names} and 2 more; it stays paused" in gave_up.stderr
+
+
+async def test_a_drain_that_ends_before_every_worker_knows_of_the_pause_says_so(command: Command) -> None:
+    gave_up = await command("queues", "drain", "slow", "--timeout", "0", code=1)
+    assert "no job of queue slow ran, but a worker may not know of the pause yet; it stays paused" in gave_up.stderr
 
 
 async def test_a_drain_keeps_its_timeout_while_its_look_waits_for_a_lock(command: Command, dsn: str) -> None:
@@ -177,6 +197,19 @@ async def test_limits_are_changed_one_by_one_and_taken_away(command: Command, ds
     assert json.loads(changed.stdout)["limit"] == 3
     (mail,) = SyncClient(dsn).queues()
     assert (mail.limit, mail.rate, mail.key_limit, mail.key_rate) == (3, None, 2, None)
+
+
+async def test_the_audit_trail_shows_limits_and_retentions_that_were_taken_away(command: Command) -> None:
+    """The limit that was removed was only in --json."""
+    await command("queues", "limit", "imports", "--limit", "3", "--rate", "2000/m")
+    await command("queues", "limit", "imports", "--limit", "none")
+    await command("jobs", "retention", "imports", "3d")
+    await command("jobs", "retention", "imports", "default")
+    back, kept, removed, limited = (await command("audit")).stdout.splitlines()[1:]
+    assert "rate 2000/m, limit 3, key_rate none, key_limit none" in re.sub(" +", " ", limited)
+    assert "rate 2000/m, limit none, key_rate none, key_limit none" in re.sub(" +", " ", removed)
+    assert "before default" in kept
+    assert "retention default" in back
 
 
 @pytest.mark.parametrize(

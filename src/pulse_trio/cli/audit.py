@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLUMNS = ("when", "role", "actor", "act", "what", "details")
 SHOWN_IDS = 5
 """How many of a line's ids the table shows."""
+UNSET = {"limit": "none", "retention": "default"}
+"""What no value means in the details of an act: the command's own word. Of other acts it is not shown."""
 
 
 @click.command()
@@ -70,7 +72,9 @@ def audit(
 
 
 def _row(line: AuditRecord) -> tuple[object, ...]:
-    details = ", ".join(f"{name} {value}" for name, value in (line.details or {}).items() if value is not None)
+    unset = UNSET.get(line.act)
+    said = {name: unset if value is None else value for name, value in (line.details or {}).items()}
+    details = ", ".join(f"{name} {value}" for name, value in said.items() if value is not None)
     return (local_time(line.at), line.role, line.actor, line.act, _what(line), details)
 
 

@@ -9,8 +9,9 @@ import click
 
 from ..errors import TookTooLong, UsageError
 from ..handlers import QueueLimits, queue_limits
+from ..states import State
+from ..store import history, watching
 from ..store import queues as store
-from ..store import watching
 from ..store.refusals import ASK_WHO
 from ..text import ago, count_of, duration, utc_now
 from .database import READING, open_store
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..client import SyncClient
+    from ..store.filtering import JobFilter
     from ..store.watching import Depth
 
 COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "longest", "dead", "limit", "rate", "per key")
@@ -30,6 +32,8 @@ SAY_EVERY = 5.0
 """Seconds between a drain's checks, and between its messages while nothing changes."""
 LEAST = 2.0
 """Seconds that each look of a drain with a timeout has at least."""
+NAMED = 5
+"""How many running jobs a drain names."""
 
 
 @click.group()
@@ -201,17 +205,20 @@ def _refuse_both(queue: str | None, kind: str | None) -> None:
 @actor_option
 @schema_option
 @dsn_option
-def drain_queue(
-    queue: str | None, kind: str | None, timeout: float | None, schema: str | None, dsn: str | None
-) -> None:
+def drain_queue(queue: str | None, kind: str | None, timeout: float | None, schema: str | None, dsn: str | None) -> int:
     """Pause a queue, or one kind, and wait until none of its jobs is running. It stays paused."""
     with open_store(dsn, schema) as client:
         client.pause(queue, kind=kind)
-        _wait_until_empty(client, queue, kind, timeout)
-    notice(f"{_name(queue, kind)} is paused, and none of its jobs is running")
+        left = _wait_until_empty(client, queue, kind, timeout)
+    if left is None:
+        notice(f"{_name(queue, kind)} is paused, and none of its jobs is running")
+        return 0
+    notice(left)
+    return 1
 
 
-def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, timeout: float | None) -> None:
+def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, timeout: float | None) -> str | None:
+    """Returns None when nothing runs, or what there is to say after the timeout."""
     began = time.monotonic()
     # Until then a worker that does not know of the pause yet may claim once more.
     in_effect = began + store.IN_EFFECT["queue" if kind is None else "kind"]
@@ -219,8 +226,13 @@ def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, t
     while True:
         now = time.monotonic()
         until = None if timeout is None else max(began + timeout, now + LEAST)
+        over = timeout is not None and now >= began + timeout
+        named = ""
         try:
             running = client.run(store.running(queue, kind=kind), until=until)
+            says = over or running != said or now >= said_at + SAY_EVERY
+            if running and says:
+                named = _named(client, queue, kind, running, until)
         except TookTooLong as error:
             if until is None or time.monotonic() < until:
                 raise
@@ -229,15 +241,25 @@ def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, t
                 f"it stays paused. {ASK_WHO}"
             ) from error
         if not running and now >= in_effect:
-            return
-        if running != said or now >= said_at + SAY_EVERY:
-            notice(f"{_name(queue, kind)}: {count_of(running, 'job')} running")
+            return None
+        if over:
+            still = f"{count_of(running, 'job')} of {_name(queue, kind)} still ran{named}"
+            unknown = f"no job of {_name(queue, kind)} ran, but a worker may not know of the pause yet"
+            return f"after {duration(timeout or 0.0)} {still if running else unknown}; it stays paused"
+        if says:
+            notice(f"{_name(queue, kind)}: {count_of(running, 'job')} running{named}")
             said, said_at = running, now
-        if timeout is not None and now >= began + timeout:
-            raise TookTooLong(
-                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} still ran; it stays paused."
-            )
         time.sleep(LOOK_EVERY)
+
+
+def _named(client: SyncClient, queue: str | None, kind: str | None, running: int, until: float | None) -> str:
+    """Some of the jobs that run, to be said behind their number."""
+    chosen: JobFilter = {"state": State.RUNNING, "queue": queue, "kind": kind}
+    found = client.run(history.jobs(chosen, limit=NAMED, timeout=None), until=until)
+    names = ", ".join(f"{job.id} ({job.kind})" for job in found)
+    if running > NAMED:
+        names += f" and {running - NAMED:,} more"
+    return f": {names}" if found else ""
 
 
 def _name(queue: str | None, kind: str | None) -> str:
