@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pulse_trio import SyncClient
+from pulse_trio import DatabaseUnavailable, SyncClient
 from pulse_trio.cli import timeline
+from pulse_trio.cli.application import status_of
 from pulse_trio.jobs import Progress
 from pulse_trio.lines import Kind
 from pulse_trio.states import State
+from pulse_trio.store import history
 from pulse_trio.store.cancelling import CancellationRecord
 from pulse_trio.store.family import HistoryLine
 from pulse_trio.store.life import life_of
@@ -26,6 +28,8 @@ from pulse_trio.text import parse_duration, parse_moment
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .conftest import Command
 
 
@@ -379,3 +383,43 @@ async def test_a_rehearsed_retry_refuses_jobs_whose_unique_key_is_taken(command:
     )
     done = json.loads((await command(*chosen, "--yes", "--json", code=2)).stdout)
     assert (done["retried"], done["refused"].keys()) == ([first, second], told["refused"].keys())
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(KeyboardInterrupt(), 130), (DatabaseUnavailable("gone"), 1)], ids=["Ctrl-C", "database"]
+)
+@pytest.mark.parametrize("more", [(), ("--json",), ("--limit", "900")], ids=["text", "json", "limited"])
+def test_an_act_that_is_stopped_says_how_many_jobs_it_was_done_to(
+    dsn: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stop: BaseException,
+    code: int,
+    more: tuple[str, ...],
+) -> None:
+    """The batches before are committed. It ended without a word about them."""
+    done = history.retry_batch
+
+    def retry_batch(ids: Sequence[int], **given: Any) -> Any:
+        if given["before"]:
+            raise stop
+        return done(ids, **given)
+
+    monkeypatch.setattr(history, "retry_batch", retry_batch)
+    with Window(dsn) as window:
+        window.run(
+            "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures,"
+            " max_attempts, priority, state, queue, kind, args)"
+            " SELECT n, now(), now(), now(), now(), 1, 1, 1, 20, 0, 5, 'q', 'k', '{}' FROM generate_series(1, 1200) n"
+        )
+        assert status_of(["jobs", "retry", "--state", "dead", "--yes", "--dsn", dsn, *more]) == code
+        assert window.value("SELECT count(*) FROM job") == 500
+    said = capsys.readouterr()
+    assert said.out == ""
+    if "--limit" in more:
+        assert "retried until then: 500 of 900 jobs, and perhaps some of the next 400\n" in said.err
+    else:
+        assert (
+            "retried until then: 500 of 1,200 jobs, and perhaps some of the next 500; give the command again for the rest\n"
+            in said.err
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import PulseTrioError, UsageError
 from ..states import State
 from ..store import history
 from ..store.places import left_to_parents
@@ -72,7 +72,7 @@ class Action:
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
-            moved, refused, left = self._work(client, ids)
+            moved, refused, left = self._work(client, ids, again=given["limit"] is None)
         self._report(moved, refused, left, as_json=as_json, by_filter=by_filter)
         return UsageError.exit_code if refused else 0, moved
 
@@ -148,22 +148,41 @@ class Action:
         which = f" ({described(chosen)})" if chosen else ""
         return click.confirm(f"{self._verb} {count_of(count, 'job')}{which}?", err=True)
 
-    def _work(self, client: SyncClient, ids: Sequence[int]) -> tuple[list[int], dict[int, str], list[int]]:
+    def _work(
+        self, client: SyncClient, ids: Sequence[int], *, again: bool
+    ) -> tuple[list[int], dict[int, str], list[int]]:
+        """Returns the jobs that were moved, those that were refused and why, and those that are left to their parents. `again`:
+        whether the same command would do the rest."""
         moved: list[int] = []
         refused: dict[int, str] = {}
         left: list[int] = []
+        start = 0
         watched = len(ids) > history.BATCH and sys.stderr.isatty()
-        for start in range(0, len(ids), history.BATCH):
-            part = ids[start : start + history.BATCH]
-            done = self._act(client, part, start, moved)
-            moved += self._moved(done)
-            refused |= done.refused
-            left += getattr(done, "left_to_parents", ())
+        try:
+            for start in range(0, len(ids), history.BATCH):
+                part = ids[start : start + history.BATCH]
+                done = self._act(client, part, start, moved)
+                moved += self._moved(done)
+                refused |= done.refused
+                left += getattr(done, "left_to_parents", ())
+                if watched:
+                    click.echo(f"\r{self._past} {start + len(part):,} of {len(ids):,}", nl=False, err=True)
+        except (KeyboardInterrupt, PulseTrioError):
             if watched:
-                click.echo(f"\r{self._past} {start + len(part):,} of {len(ids):,}", nl=False, err=True)
+                click.echo(err=True)
+            notice(self._so_far(len(moved), len(ids), start, again=again))
+            raise
         if watched:
             click.echo(err=True)
         return moved, refused, left
+
+    def _so_far(self, moved: int, of: int, start: int, *, again: bool) -> str:
+        # Each batch is committed by itself; that of the one under way may have been on its way.
+        under_way = min(history.BATCH, of - start)
+        said = (
+            f"{self._past} until then: {moved:,} of {count_of(of, 'job')}, and perhaps some of the next {under_way:,}"
+        )
+        return f"{said}; give the command again for the rest" if again else said
 
     def _report(
         self, moved: list[int], refused: dict[int, str], left: list[int], *, as_json: bool, by_filter: bool
