@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from pulse_trio import Discard, InvalidTransition, Job, SyncClient
-from pulse_trio.cli.rehearsing import rehearse_retry
 from pulse_trio.states import State
 from pulse_trio.store import family, history
+from pulse_trio.store.rehearsing import rehearse_retry
 from support.held_up import held_up, let_go, until_it_waits
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ async def test_all_of_its_tree_stays_while_it_waits_and_for_the_retention_after_
     )
     if row != "there":
         run("DELETE FROM job_archive WHERE id = %s", root)
-    assert rehearse_retry(claims.client, [child], None, [child]) == history.Retried([child])
+    assert claims.client.run(rehearse_retry([child], None, [child])) == history.Retried([child])
     claims.client.retry(child)
     before = upkeep()
     time_passes()
@@ -318,7 +318,7 @@ async def test_a_member_of_a_deleted_tree_is_not_retried_for_its_clean_up(trees:
     claims = Claims(trees, "fails")
     root, child = await claims.cut()
     claims.client.delete(root)
-    rehearsed = rehearse_retry(claims.client, [child], None, [child])
+    rehearsed = claims.client.run(rehearse_retry([child], None, [child]))
     assert rehearsed.retried == []
     assert "was deleted; it will be deleted too" in rehearsed.refused[child]
     with pytest.raises(InvalidTransition, match="was deleted; it will be deleted too"):

@@ -9,24 +9,13 @@ import click
 
 from ..errors import PulseTrioError, UsageError
 from ..states import State
-from ..store import history
+from ..store import history, rehearsing
 from ..store.places import left_to_parents
 from ..text import count_of
 from .database import open_store
 from .filters import described, filter_of
 from .output import notice, print_json
-from .rehearsing import rehearse_deletion, rehearse_retry
-from .roots import (
-    anew,
-    on_trees,
-    owing_below,
-    said_of_anew,
-    said_of_lost,
-    said_of_members,
-    said_of_unfinished,
-    settled_roots,
-    unfinished,
-)
+from .roots import on_trees, said_of_anew, said_of_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +57,7 @@ class Action:
                 ids = client.run(history.chosen_for_action(chosen, limit=given["limit"]))
             if given["dry_run"]:
                 return self._rehearse(client, ids, chosen, as_json=as_json), []
-            trees = self._say_before(client, ids, self._owing(client, ids))
+            trees = self._say_before(client, ids, client.run(rehearsing.unfinished(ids)))
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
@@ -76,27 +65,24 @@ class Action:
         self._report(moved, refused, left, as_json=as_json, by_filter=by_filter)
         return UsageError.exit_code if refused else 0, moved
 
-    def _owing(self, client: SyncClient, ids: Sequence[int]) -> list[int]:
-        return unfinished(client, ids)
-
     def _say_before(self, client: SyncClient, ids: Sequence[int], owing: Sequence[int]) -> bool:
         """Says what the act does to histories and trees. Returns whether it does something to a tree. `owing`: the jobs that
         owe their clean-up."""
         retries = self._verb == "retry"
-        again = anew(client, ids) if retries and not self._afresh else []
+        again = client.run(rehearsing.anew(ids)) if retries and not self._afresh else []
         rest: Sequence[int] = owing if retries and not self._afresh else ()
-        roots = settled_roots(client, ids)
+        roots = client.run(rehearsing.settled_roots(ids))
         trees = on_trees(roots, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
         if rest:
             notice(said_of_unfinished(rest))
         if again:
             notice(said_of_anew(again))
-        if not retries and (lost := owing_below(client, roots, owing)):
-            notice(said_of_lost(lost))
+        if not retries and (lost := client.run(rehearsing.owing_below(roots, owing))):
+            notice(_said_of_lost(lost))
         if trees is not None:
             notice(trees)
-            if retries and (left := said_of_members(client, roots, ids)) is not None:
-                notice(left)
+            if retries and (left := client.run(rehearsing.left_owing(roots, ids))):
+                notice(rehearsing.said_of_left(left))
         return trees is not None
 
     def _check(self, job_ids: Sequence[int], chosen: JobFilter) -> None:
@@ -113,8 +99,8 @@ class Action:
         known = chosen.get("state")
         state = None if known is None else State(known)
         if self._verb != "delete":
-            self._say_before(client, ids, owing := self._owing(client, ids))
-            done = rehearse_retry(client, ids, state, owing, afresh=self._afresh)
+            self._say_before(client, ids, owing := client.run(rehearsing.unfinished(ids)))
+            done = client.run(rehearsing.rehearse_retry(ids, state, owing, afresh=self._afresh))
             moved, refused, left = done.retried, done.refused, done.left_to_parents
             if as_json:
                 more = {
@@ -127,12 +113,11 @@ class Action:
                 click.echo(f"{count_of(len(moved), 'job')} would be {self._past}")
             self._say_left(left)
         else:
-            done = rehearse_deletion(client, ids, state)
-            lost = owing_below(client, settled_roots(client, done.deleted), self._owing(client, done.deleted))
-            if lost:
-                notice(said_of_lost(lost))
+            done = client.run(rehearsing.rehearse_deletion(ids, state))
+            if done.owing:
+                notice(_said_of_lost(done.owing))
             if as_json:
-                more = {"owe_clean_up": lost} if lost else {}
+                more = {"owe_clean_up": done.owing} if done.owing else {}
                 print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused} | more)
             else:
                 click.echo(done)
@@ -203,3 +188,7 @@ class Action:
             notice(reason)
         if len(refused) > _REASONS:
             notice(f"and {len(refused) - _REASONS:,} more, which --json shows")
+
+
+def _said_of_lost(owing: Sequence[int]) -> str:
+    return f"{rehearsing.said_of_lost(owing)}: see pulse-trio jobs retry"
