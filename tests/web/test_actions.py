@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from pulse_trio.client import request_by_name
 from pulse_trio.lines import Kind
-from pulse_trio.store import history, queues, schedules, stacks
+from pulse_trio.states import State
+from pulse_trio.store import history, queues, rehearsing, schedules, stacks
 from pulse_trio.timing import Timing
 from pulse_trio.web import User
 from pulse_trio.web.actions import ROUTES, bulk
@@ -341,6 +343,23 @@ def cancelled_with_a_history(window: Window, *, ended_well: bool) -> int:
     return job_id
 
 
+def make_members(window: Window, root: int, *members: int, failed: bool = False) -> None:
+    """Makes these jobs children of that one."""
+    for member in members:
+        window.run(
+            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed)"
+            " VALUES (%s, %s, %s, 0, %s, false, %s)",
+            member, root, root, str(member), failed,
+        )  # fmt: skip
+        window.run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, member)
+
+
+def text_in(answer: httpx.Response) -> str:
+    """What a person reads on a page."""
+    main = re.sub(r"<[^>]+>", " ", answer.text[answer.text.index("<main") :])
+    return " ".join(html.unescape(main).split())
+
+
 @pytest.mark.parametrize("by_filter", [True, False])
 async def test_who_retries_many_jobs_is_told_how_many_do_the_rest_of_their_clean_up(
     by_filter: bool, site: httpx.AsyncClient, window: Window
@@ -392,19 +411,15 @@ async def test_what_becomes_of_trees_is_foretold_of_what_their_roots_do(
     every = owing, anew, goes_on
     assert "3 jobs of them started 6 others. A root that does neither goes on after" in await foretold(*every)
     assert "started 6 others. A root forgets its history" in await foretold(*every, afresh="on")
-    assert "started 6 others, which are deleted too" in await foretold(*every, verb="delete")
+    assert "3 jobs would be deleted, and 6 others that they started: 9 jobs in all." in await foretold(
+        *every, verb="delete"
+    )
     assert "started" not in await foretold(*every, verb="cancel")
 
 
 async def test_who_retries_a_root_is_told_which_members_owe_a_clean_up(site: httpx.AsyncClient, window: Window) -> None:
     root, *members = (cancelled_with_a_history(window, ended_well=n in (0, 3)) for n in range(4))
-    for member in members:
-        window.run(
-            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed)"
-            " VALUES (%s, %s, %s, 0, %s, false, false)",
-            member, root, root, str(member),
-        )  # fmt: skip
-        window.run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, member)
+    make_members(window, root, *members)
 
     async def foretold(*ids: int, verb: str = "retry") -> str:
         return (await post(site, "/actions/jobs/preview", verb=verb, ids=[str(each) for each in ids])).text
@@ -419,6 +434,104 @@ async def test_who_retries_a_root_is_told_which_members_owe_a_clean_up(site: htt
     assert window.value("SELECT state FROM jobs WHERE id = %s", one) == "available"
 
 
+@pytest.mark.parametrize("by_filter", [True, False])
+async def test_who_deletes_jobs_that_owe_their_clean_up_is_told_that_nobody_can_do_it_then(
+    by_filter: bool, site: httpx.AsyncClient, window: Window
+) -> None:
+    alone, root, member, well = (cancelled_with_a_history(window, ended_well=n in (1, 3)) for n in range(4))
+    make_members(window, root, member)
+
+    def chosen(*ids: int) -> dict[str, Any]:
+        return {"state": "cancelled"} if by_filter else {"ids": [str(each) for each in ids]}
+
+    lost = f"Jobs {alone}, {member} owe their clean-up, which nobody can do any more when they are deleted."
+    shown = await post(site, "/actions/jobs/preview", verb="delete", **chosen(alone, root, well))
+    assert lost in text_in(shown)
+    for verb in ("retry", "cancel"):
+        other = await post(site, "/actions/jobs/preview", verb=verb, **chosen(alone, root, well))
+        assert "nobody can do" not in text_in(other)
+    done = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert await told(site, done) == f"{4 if by_filter else 3} jobs deleted."
+
+
+async def test_who_deletes_a_job_that_owes_its_clean_up_is_told_that_nobody_can_do_it_then(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    alone, root, member, well = (cancelled_with_a_history(window, ended_well=n in (1, 3)) for n in range(4))
+    make_members(window, root, member)
+    for job_id, owes in ((alone, alone), (root, member)):
+        shown = await post(site, f"/actions/jobs/{job_id}/delete")
+        assert f"Job {owes} owes its clean-up, which nobody can do any more when it is deleted." in text_in(shown)
+        assert f"Delete job {job_id}?" in text_in(shown)
+    assert "It started 1 other, which go with it" in text_in(await post(site, f"/actions/jobs/{root}/delete"))
+    assert "clean-up" not in text_in(await post(site, f"/actions/jobs/{well}/delete"))
+    refused = await post(site, f"/actions/jobs/{member}/delete")
+    assert f"delete job {root}, which takes all of its tree along" in await told(site, refused)
+    assert len(window.run("SELECT id FROM jobs")) == 4
+
+
+async def test_a_preview_counts_members_that_are_among_the_jobs_once_and_those_that_are_left_to_their_parents_not(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    """It counted the first twice, and the second among those that are retried."""
+    root, one, two, alone = (cancelled_with_a_history(window, ended_well=True) for _ in range(4))
+    window.run("DELETE FROM history")
+    # The third has completed, and its row is gone: no filter finds it.
+    make_members(window, root, one, two, two + 1000, failed=True)
+
+    shown = text_in(await post(site, "/actions/jobs/preview", verb="delete", state="cancelled"))
+    assert "Delete 4 jobs?" in shown
+    assert "4 jobs would be deleted, and 1 other that they started: 5 jobs in all." in shown
+    assert f"{window.do(rehearsing.rehearse_deletion([root, one, two, alone], State.CANCELLED))}." in shown
+
+    shown = text_in(await post(site, "/actions/jobs/preview", verb="retry", state="cancelled"))
+    assert "Retry 2 jobs?" in shown
+    assert "2 jobs are left to the retried jobs above them in the same trees" in shown
+    assert "would be refused" not in shown
+
+
+@pytest.mark.parametrize("by_filter", [True, False])
+@pytest.mark.parametrize("verb", ["delete", "retry"])
+async def test_a_preview_of_what_is_refused_says_why_and_has_nothing_to_confirm(
+    verb: str, by_filter: bool, site: httpx.AsyncClient, window: Window
+) -> None:
+    """It asked whether to delete them, and said that they are removed for good; and then none was."""
+    ids = [window.enqueue("mail") for _ in range(12)]
+    for job_id in ids:
+        window.run("SELECT FROM make_durable(%s)", job_id)
+        window.run("UPDATE job SET attempt = 1, run_at = far() WHERE id = %s", job_id)
+        window.run("UPDATE durable_job SET suspended = 1, children = 1 WHERE job_id = %s", job_id)
+        window.run("INSERT INTO member VALUES (%s, %s, %s, 0, 'child')", job_id + 1000, job_id, job_id)
+    chosen: dict[str, Any] = {"state": "suspended"} if by_filter else {"ids": [str(each) for each in ids]}
+
+    answer = await post(site, "/actions/jobs/preview", verb=verb, **chosen)
+
+    shown = text_in(answer)
+    past, why = {
+        "delete": ("deleted", "is the root of a live tree: cancel job"),
+        "retry": ("retried", "is suspended: it goes on by itself"),
+    }[verb]
+    assert f"No job would be {past}" in shown
+    assert f"12 jobs would be refused: Job {ids[0]} {why}" in shown
+    assert "and 2 more" in shown
+    assert "removed for good" not in shown
+    assert "/actions/jobs/bulk" not in answer.text
+
+
+async def test_a_preview_of_which_some_are_refused_asks_for_the_others(site: httpx.AsyncClient, window: Window) -> None:
+    one, two, runs = window.enqueue_many(3)
+    window.run(
+        "UPDATE job SET state = 2, attempt = 1, locked_by = 7, started_at = now(), lease_until = now() + interval '1 min'"
+        " WHERE id = %s",
+        runs,
+    )
+    shown = await post(site, "/actions/jobs/preview", verb="delete", ids=[str(one), str(two), str(runs)])
+    assert "Delete 2 jobs?" in text_in(shown)
+    assert f"1 job would be refused: Job {runs} is running: cancel it first" in text_in(shown)
+    done = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert f"2 jobs deleted. 1 not: Job {runs} is running" in await told(site, done)
+
+
 @pytest.mark.parametrize("afresh", [False, True])
 async def test_members_of_retried_roots_are_left_to_them_in_whichever_step_they_come(
     site: httpx.AsyncClient, window: Window, monkeypatch: pytest.MonkeyPatch, *, afresh: bool
@@ -428,13 +541,7 @@ async def test_members_of_retried_roots_are_left_to_them_in_whichever_step_they_
     monkeypatch.setattr(history, "BATCH", 2 if afresh else 500)
     root, one, two = (cancelled_with_a_history(window, ended_well=True) for _ in range(3))
     window.run("DELETE FROM history")
-    for member in (one, two):
-        window.run(
-            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed)"
-            " VALUES (%s, %s, %s, 0, %s, false, true)",
-            member, root, root, str(member),
-        )  # fmt: skip
-        window.run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, member)
+    make_members(window, root, one, two, failed=True)
     more = {"afresh": "on"} if afresh else {}
     answer = await post(site, "/actions/jobs/preview", verb="retry", state="cancelled", **more)
     while answer.status_code == 200:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from starlette.responses import JSONResponse
 
 from ...errors import InvalidArguments, UsageError
+from ...states import State
 from ...store import cancelling, history
 from ...store.filtering import FILTERS
 from ...store.places import left_to_parents
@@ -25,7 +26,7 @@ from ..rendering import page
 from ..security import passage_of, within
 from ..site import site_of
 from .common import SENT_ALREADY, act, back, form_of, is_given, route, text_of, user_of
-from .foretold import foretell
+from .foretold import Foretold, foretell
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MOST = 10_000
 """Jobs of one act."""
 PATIENCE = 10.0
-"""Seconds that finding them may take."""
+"""Seconds that each statement may take which finds them, or what would become of them."""
 VALID = 15 * 60
 """Seconds within which a count must be confirmed: it becomes less true with time."""
 _STEP, _STEPS = 1.0, 20.0
@@ -96,14 +97,14 @@ def _summed(steps: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Preview:
-    """The page before: the plan, signed; whether there are more jobs than one act takes; the first of them; what becomes of
-    histories and trees, in sentences."""
+    """The page before: the plan, signed; whether there are more jobs than one act takes; the first of those to which it would
+    be done, or of all if it would be done to none; and what it would do."""
 
     plan: Plan
     signed: str
-    more: bool
-    sample: list[Any]
-    told: list[str]
+    more: bool = False
+    sample: list[Any] = field(default_factory=list[Any])
+    foretold: Foretold = field(default_factory=Foretold)
 
 
 async def preview(request: Request) -> Response:
@@ -125,9 +126,10 @@ async def preview(request: Request) -> Response:
     if not ids:
         return back(request, "/jobs", "No job matches: nothing was changed.")
     plan = Plan(verb, ids, said, total=len(ids), back=where, afresh=is_given(request, "afresh"))
-    sample = await database.read(history.page(ids[:_SAMPLE]))
-    told = await foretell(database, verb, ids, afresh=plan.afresh)
-    asked = Preview(plan, passage_of(request).plan(plan.packed()), more, sample, told)
+    state = State(said["state"]) if "state" in said else None
+    foretold = await database.read(foretell(verb, ids, state, afresh=plan.afresh), patience=PATIENCE)
+    sample = await database.read(history.page((foretold.moved or ids)[:_SAMPLE]))
+    asked = Preview(plan, passage_of(request).plan(plan.packed()), more, sample, foretold)
     return page(request, "bulk_preview.html", asked, live=False)
 
 
@@ -171,7 +173,7 @@ async def bulk(request: Request) -> Response:
     signed = passage.plan(plan.packed())
     if as_json:
         return JSONResponse({"plan": signed, "done": plan.done, "total": plan.total, "past": plan.past})
-    return page(request, "bulk.html", Preview(plan, signed, False, [], []), live=False)
+    return page(request, "bulk.html", Preview(plan, signed), live=False)
 
 
 async def _step(request: Request, plan: Plan) -> Plan:

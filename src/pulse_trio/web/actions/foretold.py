@@ -1,34 +1,60 @@
-"""What a retry or a deletion of many jobs does to histories and trees, in sentences. (For the command line: cli/roots.py.)"""
+"""What a retry or a deletion of many jobs would do, as the page before says it: `store/rehearsing.py` in sentences. (For the
+command line: cli/acting.py.)"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
-from ...store import family, history, operations
-from ...store.places import COUNTED
+from ...store import rehearsing
+from ...store.places import COUNTED, left_to_parents
 from ...text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ...states import State
     from ...store.operations import Operation
-    from ..database import Database
 
-_AT_ONCE = history.BATCH * 2
-_NAMED = 10
-"""How many jobs a sentence names."""
 _EVENTS = "received events are received again, before new ones"
 
 
-async def foretell(database: Database, verb: str, ids: Sequence[int], *, afresh: bool) -> list[str]:
-    """The sentences; none for an act that does nothing to histories and trees."""
-    if verb == "cancel":
-        return []
-    rest = anew = list[int]()
-    if verb == "retry" and not afresh:
-        rest = await _those(database, family.unfinished_clean_ups, ids)
-        anew = await _those(database, family.compensated, ids)
+@dataclass(frozen=True)
+class Foretold:
+    """To which jobs the act would be done, why not to others, and what becomes of histories and trees, in sentences."""
+
+    moved: list[int] = field(default_factory=list[int])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+    told: list[str] = field(default_factory=list[str])
+
+
+def foretell(verb: str, ids: Sequence[int], state: State | None, *, afresh: bool) -> Operation[Foretold]:
+    """What the act would do to these jobs now. `state` is that of all of them where a filter has found them."""
+    if verb == "delete":
+        return (yield from _of_deletion(ids, state))
+    if verb == "retry":
+        return (yield from _of_retry(ids, state, afresh=afresh))
+    return Foretold(list(ids))
+
+
+def said_of_lost(owing: Sequence[int]) -> str:
+    """That these jobs, which will be deleted, owe their clean-up."""
+    return f"{_sentence(rehearsing.said_of_lost(owing))} A retry does the rest of it."
+
+
+def _of_deletion(ids: Sequence[int], state: State | None) -> Operation[Foretold]:
+    done = yield from rehearsing.rehearse_deletion(ids, state)
+    told = [said_of_lost(done.owing)] if done.owing else []
+    if done.along:
+        told.append(_sentence(str(done)))
+    return Foretold(done.deleted, done.refused, told)
+
+
+def _of_retry(ids: Sequence[int], state: State | None, *, afresh: bool) -> Operation[Foretold]:
+    owing = yield from rehearsing.unfinished(ids)
+    done = yield from rehearsing.rehearse_retry(ids, state, owing, afresh=afresh)
+    rest = [] if afresh else owing
+    anew = [] if afresh else (yield from rehearsing.anew(ids))
     told = list[str]()
     if rest:
         told.append(
@@ -42,21 +68,25 @@ async def foretell(database: Database, verb: str, ids: Sequence[int], *, afresh:
         if len(anew) > 1:
             begins = "have undone what they had done: a retry begins them"
         told.append(f"{count_of(len(anew), 'job')} of them {begins} anew, and every step is done again; {_EVENTS}.")
-    roots = await _roots(database, ids)
+    roots = yield from rehearsing.settled_roots(ids)
     if roots:
         more = "more than " if max(roots.values()) > COUNTED else ""
         members = sum(min(members, COUNTED) for members in roots.values())
         whose = f"{count_of(len(roots), 'job')} of them started {more}{count_of(members, 'other')}"
-        told.append(whose + _becomes(verb, set(roots), set(rest), set(anew), afresh=afresh))
-    if roots and verb == "retry":
-        told += _left(sorted(set(await _those(database, family.owing_members, list(roots))) - set(ids)))
-    return told
+        told.append(whose + _becomes(set(roots), set(rest), set(anew), afresh=afresh))
+        if left := (yield from rehearsing.left_owing(roots, ids)):
+            told.append(_sentence(rehearsing.said_of_left(left)))
+    if done.left_to_parents:
+        told.append(_sentence(left_to_parents(len(done.left_to_parents), afresh=afresh)))
+    return Foretold(done.retried, done.refused, told)
 
 
-def _becomes(verb: str, roots: set[int], rest: set[int], anew: set[int], *, afresh: bool) -> str:
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _becomes(roots: set[int], rest: set[int], anew: set[int], *, afresh: bool) -> str:
     """What becomes of the trees of these roots."""
-    if verb == "delete":
-        return ", which are deleted too, with their histories."
     if afresh:
         return f". A root forgets its history, does every step again and starts new children; {_EVENTS}."
     if roots <= rest:
@@ -65,38 +95,3 @@ def _becomes(verb: str, roots: set[int], rest: set[int], anew: set[int], *, afre
         return ". A root that begins anew starts new children."
     which = "A root that does neither" if rest else "A root that does not begin anew" if anew else "A retried root"
     return f". {which} goes on after the last line of its history, and may start its failed children again."
-
-
-def _left(owing: Sequence[int]) -> list[str]:
-    """That these members owe a clean-up which nobody does."""
-    if not owing:
-        return []
-    more = f" and {len(owing) - _NAMED:,} more" if len(owing) > _NAMED else ""
-    named = f"{', '.join(map(str, owing[:_NAMED]))}{more}"
-    who, them = (f"Job {named} owes its", "it") if len(owing) == 1 else (f"Jobs {named} owe their", "them")
-    return [f"{who} clean-up, which a retry of the root does only if that starts {them} again: retry {them} too."]
-
-
-async def _those(
-    database: Database, asked: Callable[[Sequence[int]], Operation[list[int]]], ids: Sequence[int]
-) -> list[int]:
-    """Those of these jobs of which it is so; none where this role may not ask."""
-    found = list[int]()
-    for start in range(0, len(ids), _AT_ONCE):
-        try:
-            found += await database.read(asked(ids[start : start + _AT_ONCE]))
-        except UsageError as error:
-            if operations.is_refusal(error):
-                return []
-            raise
-    return found
-
-
-async def _roots(database: Database, ids: Sequence[int]) -> dict[int, int]:
-    """The settled roots of trees among these jobs, and how many members each has."""
-    found = dict[int, int]()
-    for start in range(0, len(ids), _AT_ONCE):
-        for place in (await database.read(operations.places_of(ids[start : start + _AT_ONCE]))).values():
-            if place.parent_id is None and place.members and not place.root_lives:
-                found[place.id] = place.members
-    return found

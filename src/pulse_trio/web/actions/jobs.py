@@ -14,11 +14,13 @@ from ...plain import json_value
 from ...store import cancelling, history, new_jobs, operations, stacks
 from ...store.audit import by_hand
 from ...store.operations import Query, missing
+from ...store.rehearsing import rehearse_deletion
 from ...text import count_of
 from ..rendering import page, twin
 from ..security import redirect, within
 from ..site import site_of
 from .common import SENT_ALREADY, act, back, first_time, is_given, job_id_of, route, text_of, user_of
+from .foretold import said_of_lost
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -35,6 +37,8 @@ class Confirmation(NamedTuple):
 
     title: str
     what: str
+    warning: str
+    """What is lost with it; empty for nothing."""
     button: str
     where: str
     """The address that the form is sent to."""
@@ -86,15 +90,20 @@ async def delete(request: Request) -> Response:
 async def _confirm_deletion(request: Request, job_id: int) -> Response:
     database = site_of(request).database
     found = await database.read(operations.job(job_id))
-    place = (await database.read(operations.places_of([job_id]))).get(job_id)
-    started = 0 if place is None or place.parent_id is not None else place.members
-    also = f" It started {count_of(started, 'other')}, which go with it, with their histories." if started else ""
+    done = await database.read(rehearse_deletion([job_id], found.state))
+    if job_id in done.refused:
+        return back(request, f"/jobs/{job_id}", done.refused[job_id], failed=True)
+    started = f"{'more than ' if done.more else ''}{count_of(done.along, 'other')}"
+    also = f" It started {started}, which go with it, with their histories." if done.along else ""
     what = (
         f"The job {job_id} ({found.kind}, {found.state}) is removed for good, with its attempts and its result.{also}"
     )
+    warning = said_of_lost(done.owing) if done.owing else ""
     where = within(text_of(request, "back"))
     action = f"/actions/jobs/{job_id}/delete"
-    asked = Confirmation(f"Delete job {job_id}?", what, "Delete it", action, where or "", where or f"/jobs/{job_id}")
+    asked = Confirmation(
+        f"Delete job {job_id}?", what, warning, "Delete it", action, where or "", where or f"/jobs/{job_id}"
+    )
     return page(request, "confirm.html", asked, live=False)
 
 
