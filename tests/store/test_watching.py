@@ -20,7 +20,13 @@ def window(dsn: str) -> Generator[Window]:
         yield window
 
 
-def archive(window: Window, count: int, *, wait: float = 2, ran: float = 1, at: str = "now()") -> None:
+TENTH_DEAD = "CASE WHEN n % 10 = 0 THEN 5 ELSE 4 END"
+HALF_CANCELLED = "CASE WHEN n % 10 = 0 THEN 5 WHEN n % 10 < 6 THEN 6 ELSE 4 END"
+
+
+def archive(
+    window: Window, count: int, *, wait: float = 2, ran: float = 1, at: str = "now()", states: str = TENTH_DEAD
+) -> None:
     """Jobs that finished evenly over the 50 minutes before `at`, in order."""
     window.run("SELECT maintain('7 days')")
     # A new database has no part of yesterday, and a job may have finished then.
@@ -32,7 +38,7 @@ def archive(window: Window, count: int, *, wait: float = 2, ran: float = 1, at: 
         "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,"
         " priority, state, queue, kind, args)"
         f" SELECT n, f, f - {ran} * interval '1 s', f - {wait + ran} * interval '1 s', f, 9, 1, 0, 20, 0,"
-        "  CASE WHEN n % 10 = 0 THEN 5 ELSE 4 END, 'q', 'noop', '{}'"
+        f"  {states}, 'q', 'noop', '{{}}'"
         f" FROM generate_series(1, {count}) n, LATERAL (SELECT {at} - interval '50 min' * ({count} - n) / {count} AS f) t"
     )
 
@@ -64,6 +70,7 @@ def test_the_figures_of_few_jobs_are_exact(window: Window) -> None:
     assert (found.total.jobs, found.total.sampled, found.total.dead) == (500, 500, 50)
     assert (found.total.wait, found.total.run) == (pytest.approx(2), pytest.approx(1))
     assert sum(minute.jobs for minute in found.minutes) == 500
+    assert sum(minute.dead for minute in found.minutes) == 50
 
 
 def test_the_figures_of_many_jobs_are_about_right_and_cost_a_bounded_number_of_pages(window: Window) -> None:
@@ -80,6 +87,42 @@ def test_the_figures_of_many_jobs_are_about_right_and_cost_a_bounded_number_of_p
     assert sum(minute.jobs for minute in found.minutes) == pytest.approx(60_000, rel=0.05)
     assert found.total.wait == pytest.approx(2)
     assert pages < 400
+    # A tenth of them died, in the same count as the jobs: it was that of the sample.
+    assert found.total.dead == pytest.approx(6_000, rel=0.05)
+    assert sum(minute.dead for minute in found.minutes) == pytest.approx(6_000, rel=0.1)
+    for minute in found.minutes:
+        assert minute.dead is not None
+        assert minute.dead <= minute.jobs
+
+
+@pytest.mark.parametrize("count", [500, 60_000])
+def test_cancelled_jobs_are_in_no_figure_be_it_exact_or_an_estimate(window: Window, count: int) -> None:
+    archive(window, count, states=HALF_CANCELLED)
+
+    found = window.do(watching.figures())
+
+    assert found.exact == (count == 500)
+    assert found.total.jobs == pytest.approx(count / 2, rel=0 if found.exact else 0.05)
+    assert found.total.dead == pytest.approx(count / 10, rel=0 if found.exact else 0.05)
+    assert sum(minute.jobs for minute in found.minutes) == pytest.approx(found.total.jobs)
+
+
+def test_how_many_died_in_a_minute_of_which_the_sample_has_no_job_is_not_known(window: Window) -> None:
+    def rows(*minutes: tuple[float, int, int]) -> list[tuple[float | int | None, ...]]:
+        pages = [(0, 200.0, 20, 5.0, 0, None, None, None), (0, 20.0, 20, 5.0, 0, None, None, None)]
+        told = [(1, minute, jobs, 1.0, dead, 1.0, 1.0, 1.0) for minute, jobs, dead in minutes]
+        return [*pages, *told, (1, None, 40, 1.0, 10, 1.0, 1.0, 1.0), (2, 300.0, 0, 1e9, 0, None, None, None)]
+
+    operation = watching.figures()
+    next(operation)
+    with pytest.raises(StopIteration) as stop:
+        operation.send(rows((3.0, 20, 10), (0.0, 20, 0)))
+    found: watching.Figures = stop.value.value
+    assert (found.total.jobs, found.total.dead) == (200, 50)
+    by_ago = {minute.ago: minute for minute in found.minutes}
+    assert by_ago[3].dead == by_ago[3].jobs / 2
+    assert (by_ago[0].dead, by_ago[1].dead, by_ago[5].dead) == (0, None, 0)
+    assert by_ago[1].jobs > 0
 
 
 def test_nothing_finished_is_no_figure_and_no_error(window: Window) -> None:

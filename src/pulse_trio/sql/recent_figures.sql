@@ -2,8 +2,9 @@
 -- index knows when jobs finished, but a part grows at its end, so the page where the last `minutes` begin is found by halving, and at most
 -- `probes` pages from there on are read, equally far apart. Pages are numbered through both parts, yesterday's first. `at`: what counts as
 -- now, by default the statement's time. Rows of kind 0 are these pages: how many seconds ago its first job finished, how many jobs it
--- holds, and for how many pages it stands. Rows of kind 1 are minutes (the number of whole minutes ago; NULL: all): jobs in the sample, how
--- many of them are dead, and how long jobs waited and ran, the median and the 95th percentile, in seconds.
+-- holds (cancelled ones apart, here and below), and for how many pages it stands. Rows of kind 1 are minutes (the number of whole minutes
+-- ago; NULL: all): jobs in the sample, how many of them are dead, and how long jobs waited and ran, the median and the 95th percentile, in
+-- seconds.
 -- The last row, of kind 2: for how many seconds the sample looks back, and from which moment, in seconds of the epoch.
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT t.now, t.now - %(minutes)s::int * interval '1 min' AS since, date_trunc('day', t.now AT TIME ZONE 'UTC') AS today
@@ -54,7 +55,8 @@ WITH RECURSIVE clock AS MATERIALIZED (
   FROM sampled s CROSS JOIN clock c WHERE s.state IN (:state.completed, :state.dead)
 )
 SELECT * FROM (
-  SELECT 0 AS kind, greatest(0, extract(epoch FROM max(c.now) - min(s.finished_at)))::float8 AS at, count(*) AS jobs,
+  SELECT 0 AS kind, greatest(0, extract(epoch FROM max(c.now) - min(s.finished_at)))::float8 AS at,
+         count(*) FILTER (WHERE s.state IN (:state.completed, :state.dead)) AS jobs,
          max(b.pages::float8 / b.probes) AS stands_for, 0::bigint AS dead, NULL::float8, NULL::float8, NULL::float8
   FROM sampled s CROSS JOIN bounds b CROSS JOIN clock c GROUP BY s.page ORDER BY s.page) pages
 UNION ALL

@@ -171,13 +171,14 @@ def settings_of(name: str) -> Operation[Depth]:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """About how many jobs finished in a minute, and of the sampled ones how long they waited and ran: the median and the 95th
-    percentile, in seconds. `ago`: how many whole minutes ago it ended. `dead` counts the sampled jobs that died."""
+    """About how many jobs finished in a minute, how many of them died, and of the sampled ones how long they waited and ran:
+    the median and the 95th percentile, in seconds. `ago`: how many whole minutes ago it ended. `dead` is None where jobs
+    finished and none is in the sample. `sampled` alone counts the sample. Cancelled jobs are in none of them."""
 
     ago: int
     jobs: float
     sampled: int
-    dead: int
+    dead: float | None
     wait: float | None
     wait_p95: float | None
     run: float | None
@@ -207,9 +208,11 @@ def figures(at: datetime | None = None) -> Operation[Figures]:
 
     def minute(ago: int, row: tuple[float | int | None, ...] | None, count: float) -> Minute:
         if row is None:
-            return Minute(ago, count, 0, 0, None, None, None, None)
+            return Minute(ago, count, 0, None if count else 0.0, None, None, None, None)
         _, _, sampled, wait, dead, wait_p95, run, run_p95 = row
-        return Minute(ago, count, int(sampled or 0), int(dead or 0), wait, wait_p95, run, run_p95)
+        # As many of all as of the sample. Of all that is read they are counted, as the jobs are.
+        share = 1.0 if exact else count / (sampled or 1)
+        return Minute(ago, count, int(sampled or 0), (dead or 0) * share, wait, wait_p95, run, run_p95)
 
     oldest = min(MINUTES, int(since // 60) + 1) - 1
     minutes = [minute(ago, _row(told.get(float(ago))), jobs.get(ago, 0.0)) for ago in range(oldest, -1, -1)]
