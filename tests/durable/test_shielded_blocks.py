@@ -50,10 +50,10 @@ async def test_a_block_that_collects_goes_on_with_the_ends_of_its_children(
             await job.step(ship)
         except BaseException:
             with shield(job):
-                async with job.durable_nursery(collect=True) as nursery:
+                async with job.durable_nursery(collect=True) as nursery:  # noqa: ASYNC102 -- what is tried
                     child = nursery.start_soon(undo)
                 bank.append(child.state.value)
-                await job.step(refund)
+                await job.step(refund)  # noqa: ASYNC102 -- what is tried
             raise
 
     await cancelled_once(trees, "order", runs)
@@ -83,7 +83,7 @@ async def test_a_block_fails_of_its_children(polls: bool, trees: Trees) -> None:
         except BaseException as error:
             bank.append([type(one) for one in error.exceptions] if isinstance(error, BaseExceptionGroup) else error)
             with job.cleanup():
-                await job.step(refund)
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
 
     await cancelled_once(trees, "order", runs)
@@ -120,7 +120,7 @@ async def test_a_job_whose_handler_did_not_end_when_it_was_cancelled_owes_its_cl
         except BaseException:
             if job.attempt > 1:  # the process of the first one is gone by now
                 with job.cleanup():
-                    await job.step(pay, "refunded")
+                    await job.step(pay, "refunded")  # noqa: ASYNC102 -- the same
             raise
         return "shipped"
 

@@ -11,7 +11,7 @@ from ..states import TRANSITIONS, Event
 from ..text import count_of
 from .family import compensated, owing_members
 from .history import Retried, page
-from .operations import below, missing, places_of, unfinished_clean_ups, refused_for_keys, unmoved
+from .operations import below, missing, places_of, refused_for_keys, unfinished_clean_ups, unmoved
 from .places import COUNTED, starts_again, undeleted, undeleted_in, unretried
 
 if TYPE_CHECKING:
