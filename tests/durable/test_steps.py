@@ -548,6 +548,28 @@ async def test_a_transaction_steps_writes_and_its_line_come_together(trees: Tree
     assert [row["what"] for row in trees.window.run("SELECT what FROM public.ledger ORDER BY what")] == ["a", "b"]
 
 
+async def test_no_types_of_a_transaction_steps_own_bend_its_line(trees: Trees) -> None:
+    trees.window.run("CREATE SCHEMA mine")
+    for name in ("text", "int8", "bool", "json"):
+        trees.window.run(f"CREATE DOMAIN mine.{name} AS pg_catalog.date")
+
+    async def temporary(tx: Any) -> str:
+        await tx.execute("CREATE TEMP TABLE text (line int)")
+        return "a"
+
+    async def path(tx: Any) -> str:
+        await tx.execute("SET LOCAL search_path = mine, pg_catalog")
+        return "b"
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> list[str]:
+        return [await job.transaction_step(temporary), await job.transaction_step(path)]
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == ["a", "b"]
+
+
 async def test_a_transaction_step_that_commits_by_hand_is_told_what_it_did(trees: Trees) -> None:
     trees.window.run("CREATE TABLE public.ledger (what text)")
 

@@ -118,7 +118,11 @@ async def test_what_a_handler_changes_in_the_object_reaches_neither_the_completi
         assert connection.cleanup_timeout > 1
 
 
+OF_TYPES = ["text", "int", "int4", "int8", "bool", "bigint", "boolean", "json", "void"]
+"""Names that a statement may have for a type, and a handler for something else."""
+
 BENT = [
+    "; ".join(f'CREATE TEMP TABLE "{name}" (line int)' for name in OF_TYPES),
     "SET LOCAL search_path = evil, pg_catalog",
     "SET LOCAL array_nulls = off",
     "SET LOCAL ROLE tenant",
@@ -134,7 +138,7 @@ BENT = [
 
 
 @pytest.mark.parametrize("through_a_pooler", [False, True])
-@pytest.mark.parametrize("change", BENT)
+@pytest.mark.parametrize("change", BENT, ids=lambda change: change[:40])
 async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_completion(
     change: LiteralString, through_a_pooler: bool, store: WorkerStore, window: Window
 ) -> None:
@@ -142,6 +146,8 @@ async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_complet
     window.run("CREATE FUNCTION evil.never(bigint, bigint) RETURNS bool LANGUAGE sql AS 'SELECT false'")
     window.run("CREATE OPERATOR evil.= (FUNCTION = evil.never, LEFTARG = bigint, RIGHTARG = bigint)")
     window.run("CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT NULL::timestamptz'")
+    for name in OF_TYPES:
+        window.run(f'CREATE DOMAIN evil."{name}" AS pg_catalog.date')
     job_id = window.enqueue()
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
