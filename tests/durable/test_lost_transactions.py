@@ -12,7 +12,7 @@ import trio
 from pulse_trio import DatabaseUnavailable, Job, StepFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from support.trees import Trees
 
@@ -117,49 +117,92 @@ async def test_a_connection_that_was_lost_while_it_was_idle_fails_no_step(
     assert trees.job(job_id)["state"] == "completed"
 
 
-async def test_a_step_that_is_cut_off_for_its_own_slowness_has_failed(trees: Trees) -> None:
-    """It would be in each attempt."""
+LIMITS = ["idle_in_transaction_session_timeout", "transaction_timeout"]
 
+
+@pytest.fixture
+def limit(request: pytest.FixtureRequest, trees: Trees) -> Iterator[str]:
+    """A time limit of the database, which ends a transaction soon."""
+    name = trees.window.connection.info.dbname
+    if request.param == "transaction_timeout" and trees.window.connection.info.server_version < 170_000:
+        pytest.skip("PostgreSQL 17 has brought it")
+    trees.window.run(f'ALTER DATABASE "{name}" SET {request.param} = 200')
+    yield request.param
+    trees.window.run(f'ALTER DATABASE "{name}" RESET {request.param}')
+
+
+async def _is_ended(tx: Any) -> None:
+    """Readable: the server has said why it ends the session."""
+    await trio.lowlevel.wait_readable(tx.connection.fileno())
+
+
+@pytest.mark.parametrize("limit", LIMITS, indirect=True)
+@pytest.mark.parametrize("at", ["a statement", "its end", "a task of its function"])
+async def test_a_step_that_stands_for_longer_than_its_role_may_ends_the_attempt_which_names_the_setting(
+    limit: str, at: str, trees: Trees
+) -> None:
+    """It was a `StepFailed`, which the handler could catch and go on."""
     said: list[str] = []
 
-    async def refund() -> str:
-        return "refunded"
+    async def refund() -> None:
+        said.append("refund")
 
-    async def book(tx: Any) -> None:
-        await tx.execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
-        # Readable: the server has said goodbye.
-        await trio.lowlevel.wait_readable(tx.connection.fileno())
+    async def book(tx: Any, attempt: int) -> str:
+        said.append("book")
         await tx.execute("SELECT 1")
+        if attempt == 1:
+            await _is_ended(tx)
+            if at == "a statement":
+                await tx.execute("SELECT 1")
+            elif at == "a task of its function":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(tx.execute, "SELECT 1")
+        return "booked"
 
-    @trees.handlers.job(durable=True)
+    @trees.handlers.job(durable=True, max_attempts=3)
     async def order(job: Job) -> str:
         try:
-            await job.transaction_step(book)
-        except StepFailed as error:
-            said.append(str(error))
-            return await job.step(refund)
-        return "booked"
+            return await job.transaction_step(book, job.attempt)
+        except StepFailed:
+            await job.step(refund)
+            return "refunded"
+        except DatabaseUnavailable:
+            said.append("DatabaseUnavailable")
+            return "went on"
 
     job_id = trees.enqueue("order")
     with trio.fail_after(60):
-        await trees.burst(log=False)
-    assert trees.job(job_id)["result"] == "refunded"
-    assert "IdleInTransactionSessionTimeout" in said[0]
+        for _ in range(2):
+            await trees.burst(log=False)
+            trees.again()
+    assert (trees.job(job_id)["result"], said) == ("booked", ["book", "DatabaseUnavailable", "book"])
+    (first, _) = trees.window.run("SELECT outcome, error FROM attempts WHERE job_id = %s ORDER BY attempt", job_id)
+    assert first["outcome"] == "failed"
+    assert first["error"].splitlines()[0] == (
+        "DatabaseUnavailable: the transaction of step book was rolled back: the server ended it, and its connection, before "
+        f"COMMIT, by the setting {limit}: it stood for too long"
+    )
 
 
-async def test_a_plain_handlers_transaction_that_stood_too_long_names_the_setting_that_ended_it(trees: Trees) -> None:
-    """ "The connection was lost during COMMIT", and nothing said whose doing it was."""
+@pytest.mark.parametrize("limit", LIMITS, indirect=True)
+@pytest.mark.parametrize("at", ["a statement", "its end"])
+async def test_a_plain_handlers_transaction_that_stands_for_longer_than_its_role_may_names_the_setting(
+    limit: str, at: str, trees: Trees
+) -> None:
+    """ "The connection was lost during COMMIT", and nothing said whose doing it was; at a statement, PostgreSQL's own words."""
 
     @trees.handlers.job(max_attempts=1)
     async def order(job: Job) -> None:
         async with job.transaction() as tx:
-            await tx.execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
-            await trio.lowlevel.wait_readable(tx.connection.fileno())
+            await tx.execute("SELECT 1")
+            await _is_ended(tx)
+            if at == "a statement":
+                await tx.execute("SELECT 1")
 
     job_id = trees.enqueue("order")
     with trio.fail_after(60):
         await trees.burst(log=False)
     assert trees.job(job_id)["error"].splitlines()[0] == (
         f"DatabaseUnavailable: the transaction of job {job_id} was rolled back: the server ended it, and its connection, "
-        "before COMMIT, by the setting idle_in_transaction_session_timeout: it stood for too long"
+        f"before COMMIT, by the setting {limit}: it stood for too long"
     )

@@ -10,12 +10,11 @@ from .outcomes import Settlement
 from .reports import TooSlow, is_large, size_of
 from .schedules import Broken, Fired
 from .sweeping import Found, Sweep
-from .transactions import TIME_LIMITS, CommitUnknown, FencedTransactions
+from .transactions import CommitUnknown, FencedTransactions, ended_by_limit
 from .upkeep import HandedBack, Rescue
 from .worker import WorkerStore
 
 __all__ = [
-    "TIME_LIMITS",
     "Allowance",
     "Beat",
     "Broken",
@@ -33,6 +32,7 @@ __all__ = [
     "TooSlow",
     "WorkerStore",
     "Written",
+    "ended_by_limit",
     "foreign_block",
     "foreign_block_sync",
     "is_large",

@@ -72,7 +72,7 @@ _BEFORE_LINES = b"; ".join([_BEFORE_COMPLETION, pinned_for_transaction()])
 """The same for a statement, which has no settings of its own: the meaning of names, NULL in arrays, a time limit."""
 
 
-TIME_LIMITS = {
+_TIME_LIMITS = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
     "57P05": "idle_session_timeout",
@@ -345,11 +345,16 @@ class FencedTransactions:
             connection.abort()
 
 
-def _how_it_was_lost(error: BaseException) -> str:
-    """Where the handler let the transaction stand for too long, the server's last word is found in front of COMMIT's answer."""
-    if (setting := TIME_LIMITS.get(getattr(error, "sqlstate", None) or "")) is None:
-        return f"the connection was lost during COMMIT: {error}"
+def ended_by_limit(error: BaseException) -> str | None:
+    """What to say of a transaction that the server ended because it stood for too long: its last word is found in front of the
+    answer to the next statement, or to COMMIT. None for any other error."""
+    if (setting := _TIME_LIMITS.get(getattr(error, "sqlstate", None) or "")) is None:
+        return None
     return f"the server ended it, and its connection, before COMMIT, by the setting {setting}: it stood for too long"
+
+
+def _how_it_was_lost(error: BaseException) -> str:
+    return ended_by_limit(error) or f"the connection was lost during COMMIT: {error}"
 
 
 @contextmanager

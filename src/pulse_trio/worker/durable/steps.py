@@ -20,7 +20,7 @@ from ...handlers.signature import hints_of
 from ...jobs import Discard, Job, RetryAfter, Snooze
 from ...lines import BeyondLimit, Kind, Line, Lines
 from ...states import WISHES
-from ...store import TIME_LIMITS, CommitUnknown
+from ...store import CommitUnknown, ended_by_limit
 from ..jobs.given_transaction import Transaction
 from ..jobs.job_states import EndsHandler
 from .afresh import is_asked_by
@@ -157,9 +157,8 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(cast("DatabaseUnavailable", error))
             raise
-        if begun is not None and begun.lost and not _is_ended_for_its_idleness(error):
-            said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
-            lost = durable.fail(DatabaseUnavailable(storable(said)[:_TEXT]))
+        if begun is not None and begun.lost:
+            lost = durable.fail(DatabaseUnavailable(storable(_how_it_was_lost(name, error))[:_TEXT]))
             raise lost from error  # noqa: ASYNC104 -- it is no cancellation
         failed = await _failed_of(durable, call, error, undoes=undoes)  # noqa: ASYNC102, ASYNC120 -- no cancellation comes here
         if failed is error:
@@ -168,9 +167,11 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     raise AssertionError("this scope is not cancelled")
 
 
-def _is_ended_for_its_idleness(error: BaseException) -> bool:
-    """Whether PostgreSQL has closed the connection because the step let its transaction stand too long, as it would again."""
-    return any(getattr(leaf, "sqlstate", None) in TIME_LIMITS for leaf in reasons_of(error))
+def _how_it_was_lost(name: str, error: BaseException) -> str:
+    for one in reasons_of(error):
+        if (how := ended_by_limit(one)) is not None:
+            return f"the transaction of step {name} was rolled back: {how}"
+    return f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
 
 
 def _keep_room(durable: Durable) -> None:

@@ -17,7 +17,7 @@ import trio
 
 from ...describing import Carried, CarriedBase, carried
 from ...errors import DatabaseUnavailable
-from ...store import CommitUnknown
+from ...store import CommitUnknown, ended_by_limit
 from .completion import completed_in_transaction
 from .given_transaction import Transaction
 
@@ -46,6 +46,9 @@ class Begun(Protocol):
 
     @property
     def committed(self) -> bool: ...
+
+    @property
+    def lost(self) -> bool: ...
 
     async def complete(self, outcome: Outcome) -> bool | None: ...
 
@@ -131,12 +134,15 @@ class Transactions:
             if not await self._find_out(job):  # noqa: ASYNC120 -- shielded inside
                 job.end_transaction()
                 raise DatabaseUnavailable(f"the transaction of job {job.claim.id} was rolled back: {error}") from error
-        except BaseException:
+        except BaseException as error:
             if begun is not None and begun.committed:
                 # Cancelled while COMMIT was under way, but the server did it.
                 self._note_commit(job, outcomes[0])
-            else:
-                job.end_transaction()
+                raise
+            job.end_transaction()
+            if begun is not None and begun.lost and (how := ended_by_limit(error)) is not None:
+                said = f"the transaction of job {job.claim.id} was rolled back: {how}"
+                raise DatabaseUnavailable(said) from error  # noqa: ASYNC104 -- it is no cancellation
             raise
         self._note_commit(job, outcomes[0])
 
