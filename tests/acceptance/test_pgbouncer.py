@@ -10,6 +10,7 @@ import trio
 from pulse_trio import DatabaseUnavailable, Fixed, Handlers, Job, StepFailed, SyncClient, open_client
 from pulse_trio.client import request_by_name
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
+from support.configured import HOSTILE, set_on_database
 from support.embedded_workers import working
 from support.pgbouncer import PROGRAM, open_mortal_pgbouncer, open_pgbouncer
 from support.stores import Window, claim, open_store
@@ -171,6 +172,35 @@ async def test_the_commands_work_through_it_and_doctor_says_what_it_means(
     assert "pooler" in found
     assert "--direct-dsn" in found
     assert "pooler" not in await processes.run("doctor", f"--dsn={dsn}", code=1)
+
+
+@pytest.mark.parametrize("name", ["array_nulls", "search_path", "DateStyle", "all"])
+async def test_a_worker_has_its_own_settings_through_it_from_its_first_statement_on(
+    name: str, dsn: str, pooled: str, handlers: Handlers
+) -> None:
+    """It did not start, or said that a right was missing: what it asks first ran with the database's settings."""
+
+    @handlers.cron(every=1, name="often")
+    async def often() -> None: ...
+
+    with Window(dsn) as window:
+        window.run("CREATE TABLE public.ledger (n int)")
+        window.run("CREATE SCHEMA evil; CREATE TABLE evil.pg_database (x int); CREATE TABLE evil.pg_class (x int)")
+        for of in ("text", "bool", "int4"):
+            window.run(f"CREATE DOMAIN evil.{of} AS pg_catalog.date")
+    set_on_database(dsn, HOSTILE if name == "all" else {name: HOSTILE[name]})
+    # A client's connections are treated like the user's own where they go through a pooler: this one does not.
+    async with open_client(dsn) as client, working(handlers, pooled, poll=0.2, **FAST) as heard:
+        refs = [await client.enqueue(kind, {"n": n}) for n, kind in enumerate(["echo", "pay", "echo"])]
+        async with client.batch() as batch:
+            await batch.enqueue("echo", {"n": 9})
+        for ref in refs:
+            await ref.result(timeout=40)
+        with trio.fail_after(40):
+            await batch.wait()
+            while not await client.jobs(kind="often", state="completed"):  # noqa: ASYNC110 -- the schedule's own time
+                await trio.sleep(0.05)
+        assert {lost.loop for lost in heard.of(DatabaseLost)} <= {"listener"}
 
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])

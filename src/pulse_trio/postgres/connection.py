@@ -113,6 +113,13 @@ class TrioConnection(CancellableConnection[Row]):
     begun: bytes = b""
     """The commands after it that have begun a transaction for the session's next user; empty if none has."""
 
+    @property
+    def due_prologue(self) -> bytes | None:
+        """The prologue that a statement needs now: outside of a transaction, which had it with its BEGIN."""
+        if self.prologue is None or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return None
+        return self.prologue
+
     # Connecting and closing
 
     @classmethod
@@ -184,14 +191,17 @@ class TrioConnection(CancellableConnection[Row]):
             await self.wait(several(self.pgconn, commands))
 
     async def value_of(self, commands: bytes) -> bytes | None:
-        """One round trip for commands of which the last gives one row with one column: its text, or None for NULL.
+        """One round trip for commands of which the last gives one row with one column: its text, or None for NULL. With the
+        prologue first if there is one.
 
         Raises:
             psycopg.Error: one of them failed, and those after it were not done.
         """
         async with self.lock:
             self._check_connection_ok()
-            answer = await self.wait(several(self.pgconn, commands))
+            # One message is one transaction.
+            before = b"" if self.due_prologue is None else self.due_prologue + b"; "
+            answer = await self.wait(several(self.pgconn, before + commands))
         return answer.get_value(0, 0)
 
     def was_closed_by_server(self) -> bool:
@@ -358,7 +368,7 @@ class TrioConnection(CancellableConnection[Row]):
         self, query: QueryNoTemplate, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> AsyncCursor[Row]:
         """Like psycopg's, with the prologue first if there is one."""
-        if self.prologue is None or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+        if self.due_prologue is None:
             return await super().execute(query, params, prepare=prepare, binary=binary)
         async with self.transaction():
             return await super().execute(query, params, prepare=prepare, binary=binary)

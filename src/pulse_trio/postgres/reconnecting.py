@@ -92,7 +92,9 @@ async def _look(dsn: str) -> None:
     """Checks once whether the database is reachable and writable."""
     connection = await connect_or_unavailable(dsn, own=True, autocommit=True)
     try:
-        row = await (await connection.execute("SELECT current_setting('transaction_read_only')::bool")).fetchone()
+        row = await (
+            await connection.execute("SELECT pg_catalog.current_setting('transaction_read_only')::boolean")
+        ).fetchone()
     except e.OperationalError as ex:
         raise DatabaseUnavailable(redact(str(ex), dsn)) from None
     finally:

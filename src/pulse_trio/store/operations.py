@@ -18,7 +18,7 @@ import psycopg
 
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..plain import json_value
-from ..postgres import OwnAsyncCursor, OwnCursor
+from ..postgres import OwnAsyncCursor, OwnCursor, TrioConnection
 from ..records import SESSION, JobRecord, State
 from ..sql import statement
 from ..states import TRANSITIONS, Event
@@ -268,8 +268,10 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
                 async with bounded(connection, query.timeout):
                     # A bounded statement is planned for its own values, each time.
                     prepare = None if query.timeout is None else False
-                    # The name is set for the transaction. Without autocommit that is the caller's, who commits it.
-                    alone = query.actor is not None and connection.autocommit
+                    # The name is set for the transaction. Without autocommit that is the caller's, who commits it. A worker's
+                    # settings are those of its transactions where a pooler has the session.
+                    due = isinstance(connection, TrioConnection) and connection.due_prologue is not None
+                    alone = due or (query.actor is not None and connection.autocommit)
                     async with connection.transaction() if alone else nullcontext():
                         if query.actor is not None:
                             await cursor.execute(statement("act_as", schema), {"actor": query.actor})
