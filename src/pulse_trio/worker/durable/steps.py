@@ -157,8 +157,9 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(cast("DatabaseUnavailable", error))
             raise
-        if begun is not None and begun.lost:
-            lost = durable.fail(DatabaseUnavailable(storable(_how_it_was_lost(name, error))[:_TEXT]))
+        if begun is not None and begun.lost and not _is_ended_for_its_slowness(error):
+            said = f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
+            lost = durable.fail(DatabaseUnavailable(storable(said)[:_TEXT]))
             raise lost from error  # noqa: ASYNC104 -- it is no cancellation
         failed = await _failed_of(durable, call, error, undoes=undoes)  # noqa: ASYNC102, ASYNC120 -- no cancellation comes here
         if failed is error:
@@ -167,11 +168,10 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     raise AssertionError("this scope is not cancelled")
 
 
-def _how_it_was_lost(name: str, error: BaseException) -> str:
-    for one in reasons_of(error):
-        if (how := ended_by_limit(one)) is not None:
-            return f"the transaction of step {name} was rolled back: {how}"
-    return f"step {name}: its writes are rolled back, for the connection was lost: {headline_of(error)}"
+def _is_ended_for_its_slowness(error: BaseException) -> bool:
+    """Whether PostgreSQL has closed the connection because the step let its transaction stand too long, as it would again: the
+    handler hears of that, and can undo what it did before."""
+    return any(ended_by_limit(one) is not None for one in reasons_of(error))
 
 
 def _keep_room(durable: Durable) -> None:
