@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,20 @@ from click.testing import CliRunner
 
 from pulse_trio import Job, SyncClient, open_client
 from pulse_trio.cli.jobs import show_job
+from pulse_trio.jobs import Claim
+from pulse_trio.observe import Observer
 from pulse_trio.states import STOPPED
-from pulse_trio.store.waits import Waits
+from pulse_trio.store.waits import Received, Waits, Wanted
 from pulse_trio.worker.durable.durable import Durable
+from pulse_trio.worker.durable.receiving import Receiver
 from pulse_trio.worker.durable.suspension import Suspension
 from support.stage import parts
 from support.stores import Window
 from support.trees import running_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from support.trees import Trees
 
 pytestmark = pytest.mark.real_clock
@@ -878,3 +884,64 @@ async def test_an_event_that_is_sent_after_the_timeout_is_too_late_whenever_the_
     client.send_event(job_id, "approved", "3")
     await trees.burst(log=False)
     assert trees.job(job_id)["result"] == ("1, 2" if in_time else "late, 2")
+
+
+async def test_a_lost_attempt_in_a_shield_receives_nothing_and_ends(trees: Trees) -> None:
+    """Its question and that of the next attempt, of the same worker, were for the same line: it got the other's answer, and its
+    handler went on with the event. Or it waited for ever."""
+    stands, got = trio.Event(), list[tuple[int, str]]()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        with trio.CancelScope(shield=True):
+            if job.attempt == 1:
+                stands.set()
+            try:
+                got.append((job.attempt, await job.wait_for_event("paid", type=str)))
+            except RuntimeError as error:
+                got.append((job.attempt, str(error)))
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await stands.wait()
+            await trees.lose(job_id)
+            while not got or trees.job(job_id)["attempt"] < 2:
+                await trio.lowlevel.checkpoint()
+            await trio.to_thread.run_sync(send, trees, job_id, "paid", "yes")
+    assert got == [(1, f"job {job_id} lost its lease: it receives no event"), (2, "yes")]
+
+
+async def test_two_attempts_of_a_job_are_not_asked_for_together() -> None:
+    """The one that has lost its lease would get the other's answer."""
+    asked: list[list[int]] = []
+
+    class Store:
+        async def receive(self, wanted: Sequence[Wanted]) -> dict[tuple[int, int], Received]:
+            asked.append([one.claim.attempt for one in wanted])
+            return {(one.claim.id, one.line): Received("1") for one in wanted if one.claim.attempt == 2}
+
+    answers: list[tuple[int, Received | None]] = []
+    receiver = Receiver(Store(), Observer(()))
+
+    async def ask(attempt: int) -> None:
+        running: Any = Proven()
+        claim = Claim(7, attempt, 3, 0, 0, "", "mail", "work", "{}", None, 1)
+        answers.append((attempt, await receiver.receive(Wanted(claim, 1, "1:event", "paid"), running)))
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as both:
+            both.start_soon(ask, 1)
+            both.start_soon(ask, 2)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(receiver.run)
+        nursery.cancel_scope.cancel()
+    assert sorted(map(len, asked)) == [1, 1]
+    assert dict(answers) == {1: None, 2: Received("1")}
+
+
+class Proven:
+    """A job whose lease is proven for long."""
+
+    lease_deadline = math.inf

@@ -86,24 +86,32 @@ class Receiver:
             await while_proven(running, question.answered)
             if question.answer is None or question.answer.payload is not None or question.answer.refused is not None:
                 return question.answer
-            if trio.current_effective_deadline() == -math.inf:
-                return None  # nothing is written, and the caller is cancelled
+            if trio.current_effective_deadline() == -math.inf or running.cancel_reason == "fence-lost":
+                return None  # nothing is written, and the caller is cancelled, or in a shield
             with trio.CancelScope(shield=True):
                 await trio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _next(self) -> set[_Question]:
+        """One for each job: of two attempts of a job, one of which has lost its lease and stands in a shield, both ask for the
+        same line, and the answer of the other would be taken for its own."""
+        first: dict[int, _Question] = {}
+        for question in self._questions[:_BATCH]:
+            first.setdefault(question.wanted.claim.id, question)
+        return set(first.values())
 
     async def run(self) -> None:
         """Asks until cancelled."""
         while True:
             await self._work.wait()
-            while batch := self._questions[:_BATCH]:
+            while batch := self._next():
                 try:
                     found = await self._store.receive([question.wanted for question in batch])
                 except DatabaseUnavailable as error:
                     await trio.sleep(self._outage.failed(error))
                     continue
                 self._outage.over()
-                del self._questions[: len(batch)]
+                self._questions = [question for question in self._questions if question not in batch]
                 for question in batch:
                     question.answer = found.get((question.wanted.claim.id, question.wanted.line))
                     question.answered.set()

@@ -22,6 +22,7 @@ from ...lines import Kind, Line
 from ...store.waits import Wanted
 from ...text import spelled
 from .beginning import begin
+from .tree_store import LeaseGone
 from .unreadable import decoding
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
     with durable.awaiting(call):
         await durable.history.written(may_be_cut=True)  # as in `_sleep`
         while True:
+            if durable.running.cancel_reason == "fence-lost":  # in a shield nothing else ends it
+                await trio.lowlevel.checkpoint()
+                raise LeaseGone(f"job {job_id} lost its lease: it receives no event")
             news = receiver.news_of(job_id)
             try:
                 async with durable.quiet.delivering.writing() as has_others:
