@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ async def test_claims_and_beats_are_hot_updates(alone: Window) -> None:
         assert len(held) == 1000
         # A beat needs the room of the row's version before last, and that is pruned only when no transaction on the whole
         # server is older: not even another test's, in another database.
-        shares = [await hot_share(alone, store, beat_all) for _ in range(40)]
-        assert max(shares) == 1
+        with trio.fail_after(60):
+            while await hot_share(alone, store, beat_all) < 1:
+                pass
 
 
 async def hot_share(window: Window, store: WorkerStore, act: Callable[[], Awaitable[None]]) -> float:
