@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from pulse_trio import DatabaseUnavailable, Fixed, Handlers, Job, StepFailed, SyncClient, open_client
+from pulse_trio import DatabaseUnavailable, Fixed, Handlers, Job, SyncClient, open_client
 from pulse_trio.client import request_by_name
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
 from support.configured import HOSTILE, set_on_database
@@ -216,32 +216,18 @@ async def test_a_transaction_that_stands_for_longer_than_its_role_may_names_the_
             await tx.execute("SELECT 1")
             await trio.lowlevel.wait_readable(tx.connection.fileno())
 
-    @handlers.job(max_attempts=1, durable=True)
-    async def books(job: Job) -> str:
-        async def book(tx: Any) -> None:
-            await tx.execute("SELECT 1")
-            await trio.lowlevel.wait_readable(tx.connection.fileno())
-
-        try:
-            await job.transaction_step(book)
-        except StepFailed as error:
-            return str(error)
-        return "booked"
-
     with Window(dsn) as window:
         if setting == "transaction_timeout" and window.connection.info.server_version < 170_000:
             pytest.skip("PostgreSQL 17 has brought it")
         window.run(f'ALTER DATABASE "{window.connection.info.dbname}" SET {setting} = 300')
-    client, kinds = SyncClient(pooled), list[Any]([pays, books])
-    jobs = [(await trio.to_thread.run_sync(client.enqueue, kind)).id for kind in kinds]
+    job_id = (await trio.to_thread.run_sync(SyncClient(pooled).enqueue, pays)).id
     async with working(handlers, pooled, poll=0.2, **FAST):
-        for job_id, whose in zip(jobs, (f"job {jobs[0]}", "step book"), strict=True):
-            assert (await settled(dsn, job_id))[0] == "dead"
-            ((said,),) = rows(dsn, "SELECT error FROM pulse.jobs WHERE id = %(id)s", {"id": job_id})
-            assert said.splitlines()[0] == (
-                f"DatabaseUnavailable: the transaction of {whose} was rolled back: the server ended it, and its connection, "
-                f"before COMMIT, by the setting {setting}: it stood for too long"
-            )
+        assert (await settled(dsn, job_id))[0] == "dead"
+    ((said,),) = rows(dsn, "SELECT error FROM pulse.jobs WHERE id = %(id)s", {"id": job_id})
+    assert said.splitlines()[0] == (
+        f"DatabaseUnavailable: the transaction of job {job_id} was rolled back: the server ended it, and its connection, "
+        f"before COMMIT, by the setting {setting}: it stood for too long"
+    )
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])

@@ -41,7 +41,7 @@ _VAIN = 10
 """After so many workers in a row that did not claim it, a job counts as one that something keeps waiting."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
-_HELD = "There it is not suspended, and waits in real time: in job.cleanup(), or in a scope with a deadline or a shield"
+_HELD = "There it is not suspended, and waits in real time: it is in job.cleanup(), or in a scope with a deadline or a shield"
 
 
 class NeverEnds(TimeoutError):
