@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, HandlerStuck, Job, SyncClient
-from pulse_trio.observe import HandlerOverran
+from pulse_trio import ChildFailed, Job, SyncClient
 from pulse_trio.store import family
 
 if TYPE_CHECKING:
@@ -50,10 +49,10 @@ async def test_a_block_that_collects_goes_on_with_the_ends_of_its_children(
             await job.step(ship)
         except BaseException:
             with shield(job):
-                async with job.durable_nursery(collect=True) as nursery:  # noqa: ASYNC102 -- what is tried
+                async with job.durable_nursery(collect=True) as nursery:  # noqa: ASYNC102 -- the handler's own shield is what is tried
                     child = nursery.start_soon(undo)
                 bank.append(child.state.value)
-                await job.step(refund)  # noqa: ASYNC102 -- what is tried
+                await job.step(refund)  # noqa: ASYNC102 -- the handler's own shield is what is tried
             raise
 
     await cancelled_once(trees, "order", runs)
@@ -120,23 +119,19 @@ async def test_a_job_whose_handler_did_not_end_when_it_was_cancelled_owes_its_cl
         except BaseException:
             if job.attempt > 1:  # the process of the first one is gone by now
                 with job.cleanup():
-                    await job.step(pay, "refunded")  # noqa: ASYNC102 -- the same
+                    await job.step(pay, "refunded")  # noqa: ASYNC102 -- job.cleanup() is the shield
             raise
         return "shipped"
 
     job_id = trees.enqueue("order")
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
 
-            @nursery.start_soon
-            async def run() -> None:
-                with pytest.raises(HandlerStuck):
-                    await trees.worker(cleanup=0.1, grace=1000.0).run()
-
+        @nursery.start_soon
+        async def cancel() -> None:
             await stands.wait()
             await trio.to_thread.run_sync(SyncClient(trees.dsn).cancel, job_id)
-            await trees.events.first(HandlerOverran)
-            over.set()  # stands for the end of its process
+
+        await trees.replaced(over)
     assert (trees.job(job_id)["state"], bank) == ("cancelled", ["charged"])
     assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
     SyncClient(trees.dsn).retry(job_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import HandlerStuck, Job
+from pulse_trio import Job  # noqa: TC001 -- read by the registry
 from pulse_trio.doctor import diagnose
 from pulse_trio.observe import HandlerOverran, JobEnded
 from pulse_trio.store import health, life, operations, why
@@ -18,20 +18,6 @@ from support.stores import Window
 if TYPE_CHECKING:
     from pulse_trio.worker.jobs.running_job import RunningJob
     from support.trees import Trees
-
-
-async def replaced(trees: Trees, over: trio.Event) -> None:
-    """Runs a worker until it would be replaced. `over` stands for the end of its process."""
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def run() -> None:
-                with pytest.raises(HandlerStuck):
-                    await trees.worker(cleanup=0.1, grace=1000.0).run()
-
-            await trees.events.first(HandlerOverran)
-            over.set()
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
@@ -55,7 +41,7 @@ async def test_a_handler_that_swallows_its_suspension_fails_of_it_and_its_neighb
         await trio.sleep_forever()
 
     stuck, beside = trees.enqueue("stubborn", max_attempts=max_attempts), trees.enqueue("innocent")
-    await replaced(trees, over)
+    await trees.replaced(over)
     job, neighbour = trees.job(stuck), trees.job(beside)
     assert (job["state"], job["max_attempts"]) == ("dead" if max_attempts == 1 else "retryable", max_attempts)
     (attempt,) = trees.window.run("SELECT outcome, error FROM attempts WHERE job_id = %s", stuck)

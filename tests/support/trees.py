@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
-from pulse_trio import Handlers, SyncClient, Worker
+from pulse_trio import Handlers, HandlerStuck, SyncClient, Worker
+from pulse_trio.observe import HandlerOverran
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.afresh import AFRESH
@@ -92,6 +94,19 @@ class Trees:
         await self.lose(job.id)
         cut_clean_ups(running_of(job))
         await trio.sleep_forever()
+
+    async def replaced(self, over: trio.Event) -> None:
+        """Runs a worker until it would be replaced, for a handler that does not end. `over`: its process ends."""
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def run() -> None:
+                    with pytest.raises(HandlerStuck):
+                        await self.worker(cleanup=0.1, grace=1000.0).run()
+
+                await self.events.first(HandlerOverran)
+                over.set()
 
     def again(self) -> None:
         """Makes every waiting job due now."""

@@ -316,16 +316,17 @@ class Block:
                 child.is_now(State.AVAILABLE)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
         # told in a moment. It has not failed.
-        told = self.closing or self.ear.in_shield
+        in_shield = self.ear.in_shield  # a look may find otherwise meanwhile
+        told = self.closing or in_shield
         final = [(c, member) for c, member in bad if member.job_id not in again and (told or not was_cut(member))]
         counted = [member.job_id for _, member in final if not was_cut(member)]
         if counted and not self.collect and not self.closing and not await self._fails_of(counted):
             return False
-        if self.ear.in_shield:  # these are failures, too, which the database has not to know
+        if in_shield:  # these are failures, too, which the database has not to know
             counted = [member.job_id for _, member in final]
         records = {record.id: record for record in await answered(lambda: trees.records(counted))} if counted else {}
         for child, member in final:
-            child.ended(member, records.get(member.job_id), counts=self.ear.in_shield or not was_cut(member))
+            child.ended(member, records.get(member.job_id), counts=in_shield or not was_cut(member))
         return True
 
     async def _fails_of(self, ids: Sequence[int]) -> bool:
