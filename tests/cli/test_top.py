@@ -322,6 +322,13 @@ STOPPING = replace(WORKER, state="draining")
         ([STOPPING, WORKER], QUEUE, WELL, None, None),
         ([STOPPING], replace(QUEUE, available=0, oldest=0.0), WELL, None, None),
         ([replace(WORKER, queues=["x"])], replace(QUEUE, oldest=11.0), WELL, "no running worker serves mail", None),
+        (
+            [replace(WORKER, queues=["x"]), replace(WORKER, id=8, concurrency=0, running=1)],  # a quarantine process
+            replace(QUEUE, oldest=11.0),
+            WELL,
+            "no running worker serves mail",
+            None,
+        ),
         ([replace(WORKER, queues=["x"])], replace(QUEUE, oldest=10.0), WELL, None, None),
         (
             [WORKER],

@@ -47,7 +47,7 @@ def judge_unserved(
     workers: Sequence[WorkerRecord], queue: str, waiting: int, oldest: float, *, more: bool
 ) -> Iterator[Finding]:
     """Workers run, and none of them serves a queue whose first job has been due for `oldest` seconds."""
-    runs = any(worker.state == "running" for worker in workers)
+    runs = any(map(_claims, workers))
     if oldest > UNSERVED and runs and not is_served(queue, workers):
         yield Finding(
             "warning",
@@ -81,7 +81,12 @@ def judge_attempts(failing: Iterable[Failing], rescued: int) -> Iterator[Finding
 
 def is_served(queue: str, workers: Iterable[WorkerRecord]) -> bool:
     """Whether a running worker claims from a queue."""
-    return any(queue in worker.queues or worker.queues == ["*"] for worker in workers if worker.state == "running")
+    return any(queue in worker.queues or worker.queues == ["*"] for worker in workers if _claims(worker))
+
+
+def _claims(worker: WorkerRecord) -> bool:
+    """A quarantine process runs, too, and claims nothing."""
+    return worker.is_live and worker.state == "running"
 
 
 def no_one_serves(queue: str) -> str:
